@@ -1,0 +1,1 @@
+"""Measures in fresh processes, candidate and baseline in turns."""

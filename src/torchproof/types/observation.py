@@ -1,0 +1,155 @@
+"""What a probe saw, as plain numbers. Probes use torch and look; rules import nothing and judge."""
+
+from torchproof.types.record import Record
+
+
+class ModesSeen(Record):
+    """One request run several times: first as ``load()`` returned the model, then as it is served.
+
+    Differences are the largest absolute difference divided by the largest absolute output.
+
+    Attributes:
+        target: what was looked at.
+        training: the model's own flag as loaded; a hint, not a proof.
+        loaded_repeat_diff: between equal requests, as loaded.
+        loaded_mutated_buffers: buffers that a forward changed, as loaded.
+        eval_diff: as loaded against an ``eval()`` copy, the same request.
+        repeat_diff: between equal requests, in eval mode and inference mode, as served.
+        uses_rng: whether a forward, as served, drew random numbers.
+        mutated_buffers: buffers that a forward changed, as served.
+        num_autograd_nodes: ``grad_fn`` nodes behind the outputs, as served.
+        non_finite_outputs: outputs with NaN or infinite values, as served.
+        num_samples: requests that were run.
+        threshold: what rounding alone may explain in the model's own precision.
+    """
+
+    target: str
+    training: bool
+    loaded_repeat_diff: float
+    loaded_mutated_buffers: tuple[str, ...]
+    eval_diff: float
+    repeat_diff: float
+    uses_rng: bool
+    mutated_buffers: tuple[str, ...]
+    num_autograd_nodes: int
+    non_finite_outputs: tuple[str, ...]
+    num_samples: int
+    threshold: float = 1e-5
+
+
+class BatchSeen(Record):
+    """The same row alone and among others.
+
+    Attributes:
+        row_diff: largest difference, relative to the largest output.
+        output: the output that differs most.
+        batch_size: rows in the batch.
+        threshold: what rounding alone may explain in this precision.
+        precision: ``float64`` where the model runs in it.
+        error: why the model could not take a batch; empty when it could.
+    """
+
+    target: str
+    row_diff: float
+    output: str
+    batch_size: int
+    threshold: float
+    precision: str
+    error: str = ""
+
+
+class PaddingSeen(Record):
+    """The same request unpadded and padded.
+
+    Attributes:
+        pad_diff: largest difference on the unpadded part of the outputs, relative to the largest output.
+        output: the output that differs most.
+        dim: the variable dim that was padded.
+        size, padded_size: its size before and after.
+        threshold, precision, error: as in ``BatchSeen``.
+    """
+
+    target: str
+    pad_diff: float
+    output: str
+    dim: str
+    size: int
+    padded_size: int
+    threshold: float
+    precision: str
+    error: str = ""
+
+
+class CompileSeen(Record):
+    """What ``torch.compile`` did.
+
+    Attributes:
+        num_graphs: graphs that were compiled.
+        num_graph_breaks: places where tracing stopped.
+        num_frames: Python frames that it looked at.
+        reasons: first line of each distinct graph break's reason.
+    """
+
+    target: str
+    num_graphs: int
+    num_graph_breaks: int
+    num_frames: int
+    reasons: tuple[str, ...] = ()
+
+
+class GoldenSeen(Record):
+    """A replay of the golden set.
+
+    Attributes:
+        candidate: label of what was run.
+        output: the output that is furthest off.
+        metric, error, bound: the tolerance's metric, the value reached and the bound.
+        within: whether every row is inside the tolerance.
+        num_rows: rows replayed.
+        batch_size: rows to a forward.
+    """
+
+    target: str
+    candidate: str
+    output: str
+    metric: str
+    error: float
+    bound: float
+    within: bool
+    num_rows: int
+    batch_size: int
+
+
+class ArtifactSeen(Record):
+    """An artifact on the machine that should run it.
+
+    Attributes:
+        candidate: label of the choice whose artifact it is.
+        missing_cpu_flags: instruction sets that it was compiled for and this CPU lacks.
+        error: first line of what loading it raised; empty when it loaded.
+        fallback: label of the choice used instead; empty when there was none.
+    """
+
+    target: str
+    candidate: str
+    missing_cpu_flags: tuple[str, ...]
+    error: str
+    fallback: str
+
+
+class LoadSeen(Record):
+    """A Service whose ``encode`` was called before ``load()``.
+
+    Attributes:
+        encode_needs_load: whether ``encode`` raised without ``load()`` and works with it.
+        error: first line of what it raised.
+        load_s: seconds that ``load()`` took.
+    """
+
+    target: str
+    encode_needs_load: bool
+    error: str
+    load_s: float
+
+
+Observation = ModesSeen | BatchSeen | PaddingSeen | CompileSeen | GoldenSeen | ArtifactSeen | LoadSeen
