@@ -70,5 +70,3 @@ def run_batched(run: Run, rows: Sequence[Row], signature: Signature, batch_size:
         for i, row in zip(group, run_rows(run, [rows[i] for i in group], signature), strict=True):
             outputs[i] = row
     return outputs
-
-

@@ -11,8 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -51,7 +50,7 @@ _EXTRA_OF = {
 }
 
 _OUTPUT_MODULES = ("click.utils", "rich.console", "rich.file_proxy")  # what a subcommand writes its result through
-_NO_ARGS = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2 on; before, the help is all there is
+_NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2 on; before, the help is all there is
 _SIGPIPE_EXIT = 141  # 128 + SIGPIPE: what a shell shows for any program whose reader went away
 
 
@@ -104,15 +103,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; everything that went wrong has been said on stderr.
     """
+    args = sys.argv[1:] if argv is None else list(argv)
     try:
-        code = _invoke(sys.argv[1:] if argv is None else list(argv))
+        code = _invoke(args)
         sys.stdout.flush()
         return code
     except _NO_ARGS as exc:
         click.echo(exc.format_message(), err=True)
-        return exc.exit_code
+        return 2
     except click.UsageError as exc:
-        _say_usage(exc)
+        _say_usage(exc, args)
         return exc.exit_code
     except click.ClickException as exc:
         stderr.error(_sentence(exc.format_message()))
@@ -144,14 +144,15 @@ def _invoke(args: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _say_usage(exc: click.UsageError) -> None:
+def _say_usage(exc: click.UsageError, args: Sequence[str]) -> None:
     """click's own complaint in our form, with the command's usage."""
     if isinstance(exc, click.BadParameter) and not isinstance(exc, click.MissingParameter) and exc.param is not None:
         message = f"{exc.param.get_error_hint(exc.ctx).replace(chr(39), '')}: {exc.message}"  # --budget: …
     else:
         message = exc.format_message()
-    if exc.ctx is None:
-        stderr.error(_sentence(message))
+    if exc.ctx is None:  # click's parser leaves it out for an option without its value
+        path = " ".join(["torchproof", *(name for name in args[:1] if name in COMMANDS)])
+        stderr.error(_sentence(message), help=f"more with `{path} --help`")
         return
     usage = " ".join(exc.ctx.get_usage().partition(":")[2].split())
     stderr.error(_sentence(message), help=f"usage: {usage}; more with `{exc.ctx.command_path} --help`")
@@ -186,7 +187,10 @@ def _say_torch_broken(exc: Exception) -> int:
 
 
 def _say_no_output(exc: OSError) -> int:
-    stderr.error(f"stdout can't be written: {(exc.strerror or str(exc)).lower()}", help="send the output elsewhere")
+    stderr.error(
+        f"stdout can't be written: {(exc.strerror or str(exc)).lower()}",
+        help="free some space, or send the output elsewhere",
+    )
     return 2
 
 
@@ -200,9 +204,8 @@ def _say_bug(exc: Exception) -> int:
 
 
 def _is_output(exc: OSError) -> bool:
-    """Whether it was the result that could not be written; stdout is then closed, so that nothing writes to it again."""
-    trace: TracebackType | None = exc.__traceback__
-    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(trace)]
+    """Whether it was the result that could not be written; if so, nothing writes to stdout again."""
+    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(exc.__traceback__)]
     last_is_ours = modules[-1:] == [__name__]  # the flush in main()
     if not last_is_ours and not any(module in _OUTPUT_MODULES for module in modules):
         return False

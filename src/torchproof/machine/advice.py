@@ -70,12 +70,15 @@ def _spinning(report: DoctorReport) -> Iterator[Advice]:
         return
     if variables.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
         return
-    if usable.high < _CROWDED * report.environment.num_cores:
+    # Physical cores: two SMT siblings do the work of 1.2 to 1.3 cores with no neighbour at all.
+    cores = report.num_physical_cores or report.environment.num_cores
+    offered = min(float(cores), report.environment.cpu_quota or float("inf"))
+    if usable.high < _CROWDED * offered:
         yield Advice(
             name="openmp-spins-beside-a-neighbour",
-            message=f"{torch.openmp} spins while its threads wait for each other, and something else uses "
-            f"{report.environment.num_cores - usable.estimate:.2g} of the {report.environment.num_cores} cores: "
-            "spinning threads then hold the core that the late one needs, and throughput collapses",
+            message=f"{torch.openmp} spins while its threads wait for each other, and something else takes "
+            f"{offered - usable.estimate:.2g} of the {offered:g} cores: spinning threads then hold the core that the "
+            "late one needs, and throughput collapses",
             fix="set OMP_WAIT_POLICY=passive before Python starts",
         )
 

@@ -44,7 +44,7 @@ def torch_settings(timeout_s: float = 60.0) -> TorchSettings | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return TorchSettings(error=f"import torch did not end within {timeout_s:.0f} s")
+        return TorchSettings(error=f"import torch did not end within {timeout_s:g} s")
     except OSError as exc:
         return TorchSettings(error=f"{sys.executable} could not be started: {exc.strerror}")
     return read_answer(done.stdout, done.stderr, done.returncode)

@@ -1,5 +1,6 @@
 """A fresh process that answers calls, and may crash, hang or eat memory without harm to the caller."""
 
+import contextlib
 import os
 import select
 import signal
@@ -153,10 +154,8 @@ class FreshProcess:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself in between
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it ended by itself in between
         self._process.wait()
 
     def _watch_memory(self) -> None:

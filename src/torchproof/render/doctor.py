@@ -48,13 +48,9 @@ def text(report: DoctorReport, width: int = 80) -> str:
 
 def _cores(report: DoctorReport) -> str:
     allowed, physical = report.environment.num_cores, report.num_physical_cores
-    parts = [f"{allowed} allowed by the affinity"]
-    if physical is None:
-        parts.append("physical unknown")
-    elif physical == allowed:
-        parts.append("each a physical core of its own")
-    else:
-        parts.append(f"{physical} physical (SMT)")
+    parts = [f"{allowed} by affinity", "physical cores unknown" if physical is None else f"{physical} physical"]
+    if physical is not None and physical < allowed:
+        parts[-1] += " (SMT)"
     quota = report.environment.cpu_quota
     parts.append("no cgroup quota" if quota is None else f"cgroup quota {quota:.2f}")
     return ", ".join(parts)

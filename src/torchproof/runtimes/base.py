@@ -111,6 +111,11 @@ class Runtime(ABC):
             num_threads: intra-op threads; 0 leaves the default.
         """
 
+    def with_threads(self, run: Run, source: Source, precision: Precision, folder: Path, num_threads: int) -> Run:
+        """A loaded artifact with another number of threads, where they are not built in."""
+        set_torch_threads(num_threads)
+        return run
+
 
 def set_torch_threads(num_threads: int) -> None:
     """Intra-op threads of torch in this process; 0 leaves the default."""

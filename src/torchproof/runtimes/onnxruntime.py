@@ -78,3 +78,7 @@ class OnnxRuntime(Runtime):
 
         run(stack(source.rows[:1], source.signature))
         return run
+
+    def with_threads(self, run: Run, source: Source, precision: Precision, folder: Path, num_threads: int) -> Run:
+        """A session has its threads for life, so this opens another one."""
+        return self.load(source, precision, folder, num_threads)
