@@ -7,10 +7,6 @@ minilm.tp/
   code/                the user's own modules, or the saved model
   artifacts/           one folder for each runtime and precision that may be served
   SHA256SUMS           of every other file; `sha256sum -c SHA256SUMS` checks it too
+
+Exports nothing: ``bundle.read`` stays free of torch, so that ``serve`` reads the plan before torch is imported.
 """
-
-from torchproof.bundle.read import Bundle, open_bundle
-from torchproof.bundle.replay import load_choice, open_source, replay
-from torchproof.bundle.write import write_bundle
-
-__all__ = ["Bundle", "load_choice", "open_bundle", "open_source", "replay", "write_bundle"]

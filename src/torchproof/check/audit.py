@@ -20,7 +20,7 @@ from torchproof.target.subject import (
     sample_requests,
 )
 from torchproof.target.usercode import user_code
-from torchproof.types import BatchSeen, CheckReport, LoadSeen, PaddingSeen, Signature, Target
+from torchproof.types import BatchSeen, CheckReport, LoadSeen, Observation, PaddingSeen, Signature, Target
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def audit(target: Target, traffic: Path | None = None) -> Audit:
         if subject.batched and repeatable:
             batches = [see_batch(probe, subject.rows, name)]
             paddings = see_padding(probe, subject.rows, name)
+    seen_all: list[Observation] = [load_seen, modes, *batches, *paddings]
     report = CheckReport(
         target=target,
         signature=signature,
@@ -79,7 +80,7 @@ def audit(target: Target, traffic: Path | None = None) -> Audit:
         precision=probe.precision,
         batching=bool(batches) and all(_holds(seen) for seen in batches),
         padding=bool(paddings) and all(_holds(seen) for seen in paddings),
-        findings=tuple(f for seen in (load_seen, modes, *batches, *paddings) for f in judge(seen)),
+        findings=tuple(f for seen in seen_all for f in judge(seen)),
     )
     return Audit(
         report=report, subject=subject, module=module, signature=signature, encode_needs_load=bool(before_load)

@@ -87,6 +87,11 @@ class FreshProcess:
         """The child's process id, which is also its group's."""
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
     def call(self, method: str, *, timeout_s: float, **arguments: Any) -> Any:
         """One call, answered with plain JSON values.
 
@@ -104,9 +109,16 @@ class FreshProcess:
             raise _revive(answer["error"])
         return answer["result"]
 
+    def kill(self) -> None:
+        """Ends the process and everything it started; a call that waits for it elsewhere raises ``TrialError``."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself in between
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def close(self) -> None:
-        """Ends the process and everything it started."""
-        self._kill()
+        """``kill``, and lets go of the pipes."""
+        self.kill()
         self._watcher.join()
         for fd in (self._calls, self._answers):
             if fd >= 0:
@@ -125,7 +137,7 @@ class FreshProcess:
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._answers], [], [], left)[0]:
-                self._kill()
+                self.kill()
                 raise TrialError("timed out", f"no answer in {timeout_s:.3g} s")
             chunk = os.read(self._answers, 1 << 20)
             if not chunk:
@@ -152,18 +164,12 @@ class FreshProcess:
         lines = [line.strip() for line in self.log_tail().splitlines() if line.strip()]
         return f": {lines[-1][:200]}" if lines else ""
 
-    def _kill(self) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it may end by itself in between
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
     def _watch_memory(self) -> None:
         while self._process.poll() is None:
             self.peak_bytes = max(self.peak_bytes, _tree_bytes(self._process.pid))
             if self._memory_limit_bytes is not None and self.peak_bytes > self._memory_limit_bytes:
                 self._over_limit = True
-                self._kill()
+                self.kill()
             time.sleep(POLL_S)
 
 

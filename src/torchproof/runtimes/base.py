@@ -75,6 +75,7 @@ class Runtime(ABC):
         simplicity: rank of what there is to understand and to install; a difference that can't be told apart goes to
             the lower.
         extra: the torchproof extra that it needs, and ``modules`` the importable names in it.
+        builds: whether it has an artifact of its own.
         native: whether its artifacts hold machine code for this CPU.
         threads_built_in: whether the thread count is fixed when the artifact is built.
         needs_module: whether loading it calls the user's ``load()``.
@@ -85,6 +86,7 @@ class Runtime(ABC):
     simplicity: ClassVar[int]
     extra: ClassVar[str] = ""
     modules: ClassVar[tuple[str, ...]] = ()
+    builds: ClassVar[bool] = True
     native: ClassVar[bool] = False
     threads_built_in: ClassVar[bool] = False
     needs_module: ClassVar[bool] = False

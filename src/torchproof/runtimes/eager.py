@@ -21,6 +21,7 @@ class Eager(Runtime):
     name = "eager"
     precisions: ClassVar[tuple[Precision, ...]] = ("float32", "bfloat16")
     simplicity = 0
+    builds = False
     needs_module = True
 
     def unsupported(self, precision: Precision, environment: Environment) -> str:

@@ -72,7 +72,7 @@ def _tensor(value: Any, dtype: torch.dtype | None) -> Tensor:
         return value
     try:
         return torch.tensor(value, dtype=dtype)
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, RuntimeError) as exc:  # RuntimeError: null, an object, 300 for a uint8
         raise TargetError(f"no tensor can be made of it: {exc}", help="send nested lists of equal length") from None
 
 

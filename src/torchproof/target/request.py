@@ -1,6 +1,7 @@
 """Typed requests: what ``encode`` is annotated with decides how JSON is read and what OpenAPI says."""
 
 import inspect
+import math
 import typing
 from typing import Any
 
@@ -12,6 +13,10 @@ from torchproof.target.service import Service
 
 class RequestError(UsageError):
     """A request that is not what ``encode`` is annotated with; the message names the key's path."""
+
+
+class NotJsonError(RequestError):
+    """A body that is no JSON at all."""
 
 
 def request_type(service: Service) -> Any:
@@ -30,7 +35,7 @@ def convert(value: Any, type_: Any) -> Any:
     Raises:
         RequestError: the value doesn't fit the type.
     """
-    if type_ is Any or (isinstance(type_, type) and type_ is not dict and isinstance(value, type_)):
+    if type_ is Any or _is_already(value, type_):
         return value
     try:
         if _is_pydantic(type_):
@@ -40,21 +45,51 @@ def convert(value: Any, type_: Any) -> Any:
         raise RequestError(str(exc), help="send what encode() is annotated with") from None
 
 
+def _is_already(value: Any, type_: Any) -> bool:
+    try:
+        return type_ is not dict and isinstance(type_, type) and isinstance(value, type_)
+    except TypeError:  # a TypedDict or a Protocol: no class that a value can be an instance of
+        return False
+
+
 def decode_json(body: bytes, type_: Any) -> Any:
     """A JSON text to a request.
 
     Raises:
-        RequestError: not JSON, or it doesn't fit the type.
+        NotJsonError: not JSON.
+        RequestError: it doesn't fit the type.
     """
     try:
-        return convert(msgspec.json.decode(body), type_)
-    except msgspec.DecodeError as exc:
-        raise RequestError(f"not JSON: {exc}", help="send one JSON value") from None
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise NotJsonError(f"not JSON: {exc}", help="send one JSON value") from None
+    return convert(value, type_)
 
 
 def to_json(value: Any) -> bytes:
-    """A response as JSON; tensors and numpy arrays become nested lists."""
-    return msgspec.json.encode(value, enc_hook=_plain)
+    """A response as JSON; tensors and numpy arrays become nested lists.
+
+    Raises:
+        TypeError: JSON has no form for it.
+        ValueError: it holds NaN or infinity, which JSON lacks and msgspec would write as null.
+    """
+    text = msgspec.json.encode(value, enc_hook=_plain)
+    if b"null" in text and (path := _non_finite(msgspec.to_builtins(value, enc_hook=_plain), "$")):
+        raise ValueError(f"the response is not finite at {path}")
+    return text
+
+
+def _non_finite(value: Any, path: str) -> str:
+    """Where the first NaN or infinity is; empty where there is none."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else path
+    if isinstance(value, dict):
+        parts = ((item, f"{path}.{key}") for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        parts = ((item, f"{path}[{i}]") for i, item in enumerate(value))
+    else:
+        return ""
+    return next((found for item, where in parts if (found := _non_finite(item, where))), "")
 
 
 def schemas(types: tuple[Any, ...], template: str) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:

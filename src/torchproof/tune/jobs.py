@@ -1,7 +1,6 @@
 """What the fresh processes of a search do: prepare, build, trial, verify. Each class answers ``FreshProcess.call``."""
 
 import gc
-import resource
 import shutil
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from torchproof.check import audit
 from torchproof.runtimes import Source, open_runtime
 from torchproof.runtimes.eager import Eager
 from torchproof.target import golden
-from torchproof.target.rows import Row, Run, batches, run_rows
+from torchproof.target.rows import Run, batches, run_rows
 from torchproof.target.service import Service
 from torchproof.target.subject import load_module, open_service, save_weights
 from torchproof.types import Choice, Precision, Signature, Target
@@ -55,6 +54,7 @@ class Prepare:
             "weights": save_weights(module, out / "weights.safetensors"),
             "code": [str(path) for path in user_files(done.report.target, service.files)],
             "encode_needs_load": done.encode_needs_load,
+            "num_timed_rows": len(timed),
         }
 
 
@@ -172,8 +172,7 @@ class Trial(Model):
     def throughput(self, batch_size: int, padding: bool, repeats: int) -> list[float]:
         """Requests per second with rows sharing forwards, over all timed rows; once untimed, then ``repeats`` times."""
         groups = [
-            [self.rows[i] for i in group]
-            for group in batches(self.rows, self.signature, batch_size, padding=padding)
+            [self.rows[i] for i in group] for group in batches(self.rows, self.signature, batch_size, padding=padding)
         ]
         run_rows(self.run, groups[-1], self.signature)
         rates = []
@@ -185,8 +184,12 @@ class Trial(Model):
         return rates
 
     def peak_memory_bytes(self) -> int:
-        """The largest resident memory that this process has had."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+        """The largest resident memory that this process has had.
+
+        From the kernel's own mark: ``ru_maxrss`` starts at what the parent had when it forked.
+        """
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024  # KiB
 
 
 class Verify:

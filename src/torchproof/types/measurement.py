@@ -26,7 +26,7 @@ class Measurement(Record):
 
 
 class Comparison(Record):
-    """A candidate against the baseline, from interleaved pairs.
+    """A candidate against another, from interleaved pairs.
 
     Attributes:
         ratio: baseline time / candidate time, the median of the pairs; above 1 the candidate is faster.

@@ -5,6 +5,7 @@ from typing import Literal
 from torchproof.types.environment import Environment
 from torchproof.types.finding import Finding
 from torchproof.types.limits import Limits, Tolerance
+from torchproof.types.measurement import Comparison
 from torchproof.types.plan import Plan
 from torchproof.types.record import Record
 from torchproof.types.signature import Signature
@@ -47,7 +48,9 @@ class Proof(Record):
         schema: version of this shape.
         created: UTC, ISO 8601.
         batching, padding: what ``check`` proved about the model.
-        baseline: label of the trial that the ratios are against.
+        baseline: label of the eager model as people serve it.
+        reference: label of the trial that the ratios of all trials are against.
+        speedup: the chosen plan against the baseline, in turns; None when the baseline could not be measured.
         search_s: wall seconds of the whole search.
     """
 
@@ -64,6 +67,8 @@ class Proof(Record):
     batching: bool
     padding: bool
     baseline: str
+    reference: str
+    speedup: Comparison | None
     plan: Plan
     trials: tuple[Trial, ...]
     findings: tuple[Finding, ...]

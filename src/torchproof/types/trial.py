@@ -28,7 +28,7 @@ class GoldenError(Record):
 
 
 class Throughput(Record):
-    """Requests per second at one batch size; ``ratio`` is against the baseline one request at a time."""
+    """Requests per second at one batch size."""
 
     batch_size: int
     rps: Measurement
@@ -42,8 +42,8 @@ class Trial(Record):
         golden: error against the golden set, from the artifact that was timed.
         latency: seconds of one request in the model, over the traffic's sizes; estimate is the median.
         p99: 99th percentile of the same samples.
-        comparison: against the baseline, interleaved, one request at a time.
-        cold_start_s: from the start of a fresh process to its first answer.
+        comparison: against the reference, interleaved, one request at a time; None for the reference itself.
+        cold_start_s: from the start of a fresh process to its first answer; None where only the threads were switched.
         build_s: export or compile, paid once before deployment.
         peak_memory_bytes: peak resident memory of the trial's process.
         artifact_bytes: size on disk of what the runtime loads.

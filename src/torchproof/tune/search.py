@@ -1,0 +1,451 @@
+"""The search: check, baseline, threads, builds, trials, choice, bundle."""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchproof import __version__
+from torchproof.bundle.read import ARTIFACTS
+from torchproof.bundle.write import check_destination, write_bundle
+from torchproof.errors import LimitsError, RefusedError, TrialError
+from torchproof.machine.environment import read_environment
+from torchproof.machine.threads import thread_environment
+from torchproof.measure.interleave import interleave
+from torchproof.measure.process import FreshProcess
+from torchproof.rules.registry import judge
+from torchproof.runtimes import Runtime, open_runtime, skip_reason
+from torchproof.tune.building import Built, build_all
+from torchproof.tune.candidates import MAX_BATCH_SIZE, Variant, thread_counts, usable_threads
+from torchproof.tune.choose import (
+    best_batch_size,
+    broken_limits,
+    choose,
+    eligible,
+    failed_tolerance,
+    runners_up,
+    runtime_decision,
+    speed,
+)
+from torchproof.tune.measuring import BASELINE, REFERENCE, SHORT_BLOCK_S, Measuring, ReferenceDiedError, ended
+from torchproof.tune.request import Progress, TuneRequest
+from torchproof.types import (
+    SCHEMA,
+    Candidate,
+    CheckReport,
+    Choice,
+    Comparison,
+    Decision,
+    Environment,
+    Finding,
+    GoldenSeen,
+    GoldenSummary,
+    Plan,
+    Proof,
+    Rejected,
+    Trial,
+)
+
+PREPARE_TIMEOUT_S = 600.0  # a big model loads slowly; it is the user's own code, and Ctrl-C ends it
+BUILD_SHARE = 0.55  # of the budget, with everything before it: the rest is for the trials
+MIN_TRIAL_S = 3.0  # below this a trial can't even load
+HEAD_TO_HEAD_S = 8.0
+MEMORY_SHARE = 0.8  # of the machine's memory: what one trial may take
+NUM_RUNNERS_UP = 2  # besides plain eager, which is always there
+
+
+def tune(request: TuneRequest, progress: Progress = lambda text, share: None) -> Proof:
+    """Measures, chooses, and writes the bundle.
+
+    Raises:
+        UsageError: the target, the traffic or the output (see there). Nothing is written.
+        UserCodeError: the user's code raised.
+        RefusedError: equal requests get different answers, or the finished bundle doesn't reproduce the golden set.
+        LimitsError: nothing met the limits and the tolerance.
+    """
+    check_destination(request.output)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{request.output.name}.", suffix=".work", dir=request.output.parent
+    ) as work:
+        return _Search(request, Path(work), progress).run()
+
+
+class _Search:
+    """One run; its methods are the steps, in order."""
+
+    def __init__(self, request: TuneRequest, work: Path, progress: Progress) -> None:
+        self.request = request
+        self.work = work
+        self.start = time.monotonic()
+        self._progress = progress
+        self.environment: Environment = read_environment()
+        self.memory_limit_bytes = int(self.environment.memory_bytes * MEMORY_SHARE)
+        self.trials: list[Trial] = []
+        self.findings: list[Finding] = []
+        self.built: dict[Variant, Built] = {}
+        self.ties: dict[str, str] = {}
+
+    def run(self) -> Proof:
+        self.prepare()
+        with ExitStack() as stack:
+            plain, *others = self.variants()
+            self.open_reference(plain, stack)
+            threads = self.try_plain(plain)
+            self.build([v for v in others if self.runtimes[v.name].builds], threads[0])
+            self.try_all(others, threads)
+            chosen, ranked = self.choose()
+            speedup = self.against_baseline(chosen)
+        return self.write(chosen, ranked, speedup)
+
+    def progress(self, text: str) -> None:
+        self._progress(text, min(1.0, self.spent() / self.request.budget_s))
+
+    def spent(self) -> float:
+        return time.monotonic() - self.start
+
+    def left(self) -> float:
+        return self.request.budget_s - self.spent()
+
+    # 1. the target
+
+    def prepare(self) -> None:
+        """Checks the target in a process of its own; refuses a model that doesn't repeat its own answers."""
+        target = self.request.target
+        self.progress(f"checking {target.reference}")
+        traffic = self.request.traffic
+        with FreshProcess("torchproof.tune.jobs:Prepare", memory_limit_bytes=self.memory_limit_bytes) as process:
+            try:
+                done = process.call(
+                    "run",
+                    timeout_s=PREPARE_TIMEOUT_S,
+                    target=msgspec.to_builtins(target),
+                    traffic=str(traffic.absolute()) if traffic else None,
+                    folder=str(self.work),
+                )
+            except TrialError as exc:
+                raise RefusedError(
+                    f"{target.reference} can't be checked: {exc.kind}: {exc}",
+                    help="run torchproof check on it; the model has to run here before it can be tuned",
+                ) from None
+        self.report = msgspec.convert(done["report"], CheckReport)
+        self.findings += self.report.findings
+        broken = [f for f in self.findings if f.severity == "error"]
+        if broken:
+            raise RefusedError(
+                f"{broken[0].code} {broken[0].name}: {broken[0].message}",
+                help=f"{broken[0].fix}; until then there is no answer to hold a candidate to",
+            )
+        self.prepared = done
+        batching = self.report.batching
+        self.spec: dict[str, Any] = {
+            "target": msgspec.to_builtins(target),
+            "signature": msgspec.to_builtins(self.report.signature),
+            "folder": str(self.work),
+            "weights": done["weights"],
+            "batching": batching,
+            "padding": self.report.padding,
+            "max_batch_size": MAX_BATCH_SIZE if batching else 1,
+            "encode_needs_load": done["encode_needs_load"],
+            "num_rows": done["num_timed_rows"],
+        }
+
+    # 2. what to try
+
+    def variants(self) -> list[Variant]:
+        """Every runtime at every precision that can run here, plain eager first; the others become skipped rows."""
+        found = []
+        self.runtimes: dict[str, Runtime] = {}
+        for name, path in self.request.runtimes.items():
+            runtime = self.runtimes[name] = open_runtime(path)
+            for precision in runtime.precisions:
+                reason = skip_reason(runtime, precision, self.environment)
+                if reason:
+                    candidate = Candidate(runtime=name, precision=precision)
+                    self.trials.append(Trial(candidate=candidate, outcome="skipped", reason=reason))
+                else:
+                    found.append(Variant(name=name, path=path, precision=precision))
+        return found
+
+    # 3. plain eager: the reference, the baseline, and the thread count that suits the model
+
+    def open_reference(self, plain: Variant, stack: ExitStack) -> None:
+        self.progress("measuring eager")
+        self.built[plain] = Built(self.work / "nothing")
+        self.plain = plain
+        self.measuring = Measuring(
+            self.spec,
+            self.request.tolerance,
+            timeout_s=self.request.trial_timeout_s,
+            memory_limit_bytes=self.memory_limit_bytes,
+            want_p99=self.request.limits.p99_s is not None,
+        )
+        try:
+            _, row = self.measuring.open_reference(plain, self.built[plain].folder)
+        except TrialError as exc:
+            raise RefusedError(
+                f"the eager model itself doesn't run: {exc.kind}: {exc}", help="run torchproof check on it"
+            ) from None
+        stack.callback(lambda: self.measuring.reference.process.close())
+        self.trials += [self.measuring.baseline_trial(self.left() / 10), row]
+
+    def try_plain(self, plain: Variant) -> list[int]:
+        """Thread counts, the one that suits the eager model best first."""
+        counts = [n for n in thread_counts(self.environment) if n != REFERENCE.num_threads]
+        rows = self.try_one(plain, counts, budget_s=self.left() / 10) if counts else []
+        better = [t for t in rows if t.comparison is not None and t.comparison.verdict == "better"]
+        best = max(better, key=lambda t: t.comparison.ratio if t.comparison else 0.0, default=None)
+        first = best.candidate.num_threads if best is not None else REFERENCE.num_threads
+        return [first, *(n for n in thread_counts(self.environment) if n != first)]
+
+    # 4. artifacts
+
+    def build(self, variants: list[Variant], num_threads: int) -> None:
+        """The quick ones first, so that a short budget still has them."""
+        self.built |= build_all(
+            variants,
+            self.spec,
+            self.work / ARTIFACTS,
+            num_threads=num_threads,
+            at_once=usable_threads(self.environment),
+            deadline=self.start + max(self.request.budget_s * BUILD_SHARE, self.spent() + MIN_TRIAL_S),
+            memory_limit_bytes=self.memory_limit_bytes,
+            progress=self.progress,
+        )
+
+    # 5. trials
+
+    def try_all(self, variants: list[Variant], threads: list[int]) -> None:
+        # What is simple and quick to load first: if time runs out, it runs out on the rest.
+        order = sorted(variants, key=lambda v: self.runtimes[v.name].simplicity)
+        for position, variant in enumerate(order):
+            built = self.built.setdefault(variant, Built(self.work / "nothing"))
+            fixed = self.runtimes[variant.name].threads_built_in
+            counts = threads[:1] if fixed else threads
+            candidate = Candidate(runtime=variant.name, precision=variant.precision, num_threads=counts[0])
+            if built.error is not None:
+                self.trials.append(ended(candidate, built.error))
+            elif built.compiled is not None and built.compiled.num_graphs == 0:
+                seen = msgspec.structs.replace(built.compiled, target=self.request.target.reference)
+                self.findings += judge(seen)
+                reason = f"nothing was compiled: 0 graphs of {seen.num_frames} frames"
+                self.trials.append(Trial(candidate=candidate, outcome="failed", reason=reason, compiled=seen))
+            elif self.left() < MIN_TRIAL_S:
+                reason = "the budget ended before it; a larger --budget reaches it"
+                self.trials.append(Trial(candidate=candidate, outcome="not reached", reason=reason))
+            else:
+                self.try_one(variant, counts, budget_s=max(self.left(), 0.0) / (len(order) - position) / 2)
+
+    def try_one(self, variant: Variant, counts: list[int], *, budget_s: float) -> list[Trial]:
+        precision = "" if variant.precision == "float32" else f" {variant.precision}"
+        self.progress(f"measuring {variant.name}{precision}")
+        built = self.built[variant]
+        for attempt in (1, 2):
+            try:
+                rows = self.measuring.trials(variant, built, counts, budget_s=budget_s)
+                break
+            except ReferenceDiedError:
+                if attempt == 2:
+                    raise RefusedError(
+                        "the reference's process ended twice in the middle of a trial",
+                        help="look for what ends processes on this machine (memory?), and try again",
+                    ) from None
+                self.restart_reference()
+        self.trials += rows
+        return rows
+
+    def restart_reference(self) -> None:
+        self.measuring.reference.process.close()
+        self.measuring.open_reference(self.plain, self.built[self.plain].folder)
+
+    # 6. the choice
+
+    def choose(self) -> tuple[Trial, list[Trial]]:
+        """The trial to serve, and all that may be served, fastest first."""
+        ranked = eligible(self.trials, self.request.tolerance, self.request.limits)
+        if not ranked:
+            raise self.nothing_left()
+        chosen = choose(ranked, self.simplicity, self.separated)
+        return chosen, ranked
+
+    def nothing_left(self) -> LimitsError:
+        reasons = []
+        for trial in self.trials:
+            if trial.candidate == BASELINE:
+                continue
+            why = failed_tolerance(trial, self.request.tolerance) or "; ".join(
+                broken_limits(trial, self.request.limits)
+            )
+            reasons.append(f"{trial.candidate.label}: {why or f'{trial.outcome}: {trial.reason}'}")
+        return LimitsError(
+            "nothing met the limits\n" + "\n".join(f"  {reason}" for reason in reasons),
+            help="loosen the limit that excluded the one you want",
+        )
+
+    def simplicity(self, candidate: Candidate) -> tuple[int, ...]:
+        runtime = self.runtimes[candidate.runtime]
+        return runtime.simplicity, runtime.precisions.index(candidate.precision), candidate.num_threads
+
+    def separated(self, faster: Trial, simpler: Trial) -> bool:
+        """Whether the first is faster than the second when they are timed in turns; no when there is no time left."""
+        names = (simpler.candidate.label, faster.candidate.label)
+        if self.left() < MIN_TRIAL_S:
+            self.ties[names[1]] = f"{speed(faster)}, not told apart from {names[0]}, which is simpler (no time left)"
+            return False
+        self.progress(f"comparing {names[1]} with {names[0]}")
+        try:
+            with ExitStack() as stack:
+                blocks = []
+                for trial in (simpler, faster):
+                    candidate = trial.candidate
+                    variant = self.variant_of(candidate)
+                    process = stack.enter_context(self.measuring.process(candidate.num_threads))
+                    self.measuring.load(process, variant, self.built[variant].folder, candidate.num_threads)
+                    blocks.append(self.measuring.reference.block(process))
+                result, _ = interleave(*blocks, names=names, budget_s=min(HEAD_TO_HEAD_S, self.left()))
+        except TrialError as exc:
+            self.ties[names[1]] = f"{speed(faster)}, but beside {names[0]} it {exc.kind}: {exc}"
+            return False
+        if result.verdict == "better":
+            return True
+        self.ties[names[1]] = (
+            f"{speed(faster)}; {result.ratio:.2f}x [{result.low:.2f}, {result.high:.2f}] against {names[0]}, "
+            "which is simpler"
+        )
+        return False
+
+    def against_baseline(self, chosen: Trial) -> Comparison | None:
+        """The chosen candidate and the baseline in turns: what the user gains."""
+        candidate = chosen.candidate
+        self.progress(f"comparing {candidate.label} with the baseline")
+        variant = self.variant_of(candidate)
+        try:
+            process, _ = self.measuring.open_baseline()
+            with process, self.measuring.process(candidate.num_threads) as other:
+                self.measuring.load(other, variant, self.built[variant].folder, candidate.num_threads)
+                blocks = [self.measuring.reference.block(p, SHORT_BLOCK_S) for p in (process, other)]
+                names = (BASELINE.label, candidate.label)
+                return interleave(*blocks, names=names, budget_s=min(HEAD_TO_HEAD_S, self.left()))[0]
+        except TrialError:
+            return None  # the baseline's own row says how it ended
+
+    def variant_of(self, candidate: Candidate) -> Variant:
+        return Variant(candidate.runtime, self.request.runtimes[candidate.runtime], candidate.precision)
+
+    # 7. the bundle
+
+    def write(self, chosen: Trial, ranked: list[Trial], speedup: Comparison | None) -> Proof:
+        request = self.request
+        self.chosen_threads = chosen.candidate.num_threads
+        self.progress(f"writing {request.output.name} and proving it")
+        others = runners_up(ranked, chosen, NUM_RUNNERS_UP)
+        artifacts: dict[str, Path] = {}
+        plan = Plan(
+            chosen=self.choice(chosen, artifacts),
+            runners_up=tuple(self.choice(trial, artifacts) for trial in others),
+            decisions=self.decisions(chosen),
+            holds_while=self.holds_while(),
+        )
+        proof = Proof(
+            schema=SCHEMA,
+            torchproof=__version__,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            target=request.target,
+            signature=self.report.signature,
+            traffic=self.report.traffic,
+            environment=self.environment,
+            limits=request.limits,
+            tolerance=request.tolerance,
+            golden=GoldenSummary(num_rows=self.prepared["num_golden_rows"], precision=self.prepared["precision"]),
+            batching=self.report.batching,
+            padding=self.report.padding,
+            baseline=BASELINE.label,
+            reference=REFERENCE.label,
+            speedup=speedup,
+            plan=plan,
+            trials=tuple(self.trials),
+            findings=tuple(self.findings),
+            search_s=self.spent(),
+        )
+        write_bundle(
+            request.output,
+            proof,
+            golden=self.work / "golden.safetensors",
+            weights=self.work / "weights.safetensors" if self.prepared["weights"] else None,
+            artifacts=artifacts,
+            code=[Path(path) for path in self.prepared["code"]],
+            prove=self.prove,
+        )
+        return proof
+
+    def choice(self, trial: Trial, artifacts: dict[str, Path]) -> Choice:
+        candidate = trial.candidate
+        runtime = self.runtimes[candidate.runtime]
+        variant = self.variant_of(candidate)
+        folder = self.built[variant].folder
+        name = f"{ARTIFACTS}/{candidate.runtime}-{candidate.precision}"
+        if folder.is_dir() and any(folder.iterdir()):
+            artifacts[name] = folder
+        return Choice(
+            candidate=candidate,
+            max_batch_size=best_batch_size(trial),
+            padding=self.report.padding,
+            artifact=name,
+            cpu_flags=self.environment.cpu_flags if runtime.native else (),
+        )
+
+    def decisions(self, chosen: Trial) -> tuple[Decision, ...]:
+        request, report = self.request, self.report
+        points = [f"{p.batch_size}: {p.rps.estimate:.3g} requests/s" for p in chosen.throughput]
+        return (
+            runtime_decision(chosen, self.trials, request.tolerance, request.limits, self.ties),
+            Decision(
+                knob="max_batch_size",
+                value=str(best_batch_size(chosen)),
+                reason="; ".join(points)
+                or ("not measured" if report.batching else "a row's answer depends on its batch"),
+            ),
+            Decision(
+                knob="padding",
+                value="yes" if report.padding else "no",
+                reason="padded and unpadded outputs agree" if report.padding else "not proven safe, or no dim varies",
+                rejected=tuple(Rejected(value="yes", reason=f.message) for f in self.findings if f.code == "TP702"),
+            ),
+        )
+
+    def holds_while(self) -> dict[str, str]:
+        """The facts that the plan rests on."""
+        environment = self.environment
+        facts: Mapping[str, str] = {
+            "cpu_model": environment.cpu_model,
+            "num_cores": str(environment.num_cores),
+            **{name: environment.versions[name] for name in ("torch", "onnxruntime") if name in environment.versions},
+            **{f"largest {dim}": str(sizes[-1]) for dim, sizes in self.report.traffic.sizes.items()},
+        }
+        return dict(facts)
+
+    def prove(self, folder: Path) -> None:
+        """Replays the golden set from the finished bundle, in a fresh process, as ``serve`` will."""
+        with FreshProcess(
+            "torchproof.tune.jobs:Verify",
+            environment=thread_environment(self.chosen_threads),
+            memory_limit_bytes=self.memory_limit_bytes,
+        ) as process:
+            try:
+                answers = process.call("run", timeout_s=PREPARE_TIMEOUT_S, bundle=str(folder))
+            except TrialError as exc:
+                raise RefusedError(
+                    f"the finished bundle doesn't run: {exc.kind}: {exc}",
+                    help="files that the code reads go into Service.files; then tune again",
+                ) from None
+        for seen in msgspec.convert(answers, list[GoldenSeen]):
+            if not seen.within:
+                raise RefusedError(
+                    f"the finished bundle is off on {seen.output}: {seen.metric} {seen.error:.4g}, "
+                    f"tolerance {seen.bound:.4g}, {seen.batch_size} to a batch",
+                    help="code that reads other files than in Service.files gives other answers from the bundle",
+                )

@@ -1,0 +1,259 @@
+"""Bundles of twenty-line models, written by the code that writes the real ones; servers in a process of their own."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from unittest import mock
+
+import pytest
+from starlette.testclient import TestClient
+
+from torchproof.bundle.code import user_files
+from torchproof.bundle.read import SUMS, Bundle, open_bundle
+from torchproof.bundle.write import write_bundle, write_sums
+from torchproof.machine.environment import read_environment
+from torchproof.runtimes import RUNTIMES, Source, open_runtime
+from torchproof.serve.answer import Answerer, Loaded
+from torchproof.serve.app import create_app
+from torchproof.serve.model import Model
+from torchproof.target import golden
+from torchproof.target.resolve import resolve
+from torchproof.target.rows import eager
+from torchproof.target.service import Service
+from torchproof.target.signature import read_signature
+from torchproof.target.subject import load_module, make_subject, open_service, save_weights
+from torchproof.types import (
+    SCHEMA,
+    Candidate,
+    Choice,
+    Finding,
+    GoldenSummary,
+    Limits,
+    Plan,
+    Proof,
+    Target,
+    Tolerance,
+)
+
+SRC = Path(__file__).parents[2] / "src"
+DEADLINE_S = 60
+
+APP = """
+from dataclasses import dataclass
+import torch
+import torchproof as tp
+
+@dataclass
+class Numbers:
+    values: list[float]
+
+@dataclass
+class Total:
+    total: float
+
+class Sum(tp.Service):
+    '''Adds numbers up, after a fashion.'''
+
+    variable_dims = {"x": {0: "length"}}
+
+    def load(self):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(1, 1)
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = net
+            def forward(self, x):
+                return self.linear(x.unsqueeze(-1)).sum((1, 2)).unsqueeze(-1)
+        return Net()
+
+    def encode(self, request: Numbers):
+        return {"x": torch.tensor(request.values)}
+
+    def decode(self, outputs, request: Numbers) -> Total:
+        return Total(float(outputs))
+
+    def samples(self):
+        return [Numbers([1.0, 2.0]), Numbers([3.0, 4.0, 5.0]), Numbers([0.5] * 6)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Whatever a test sets in the environment is undone."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
+BundleMaker = Callable[..., Bundle]
+
+
+@pytest.fixture
+def make_bundle(tmp_path: Path) -> BundleMaker:
+    """Writes ``app.py`` and a bundle of its service with one choice for each runtime named, the first one chosen."""
+
+    def make(
+        *runtimes: str,
+        code: str = APP,
+        cpu_flags: dict[str, tuple[str, ...]] | None = None,
+        findings: tuple[Finding, ...] = (),
+    ) -> Bundle:
+        folder = tmp_path / "src"
+        folder.mkdir()
+        (folder / "app.py").write_text(textwrap.dedent(code))
+        target = resolve(str(folder / "app.py"))
+        service = open_service(target)
+        module = load_module(service).eval()
+        subject = make_subject(target, service, module, None)
+        signature = read_signature(module, subject.rows, service, batched=subject.batched)
+        references, precision = golden.reference(module, subject.rows, signature)
+        golden.save(tmp_path / "golden.safetensors", subject.rows, references)
+        weights = tmp_path / "weights.safetensors"
+        has_weights = save_weights(module, weights)
+        artifacts, choices = {}, []
+        for name in runtimes or ("eager",):
+            artifact = f"artifacts/{name}"
+            artifacts[artifact] = tmp_path / artifact
+            artifacts[artifact].mkdir(parents=True)
+            source = Source(lambda: module, signature, subject.rows, True, False, 2)
+            if name in RUNTIMES:
+                open_runtime(RUNTIMES[name]).build(source, "float32", artifacts[artifact], {})
+            choices.append(
+                Choice(
+                    candidate=Candidate(runtime=name),
+                    max_batch_size=2,
+                    padding=False,
+                    artifact=artifact,
+                    cpu_flags=(cpu_flags or {}).get(name, ()),
+                )
+            )
+        proof = Proof(
+            schema=SCHEMA,
+            torchproof="0.1.0",
+            created="2030-01-01T00:00:00Z",
+            target=target,
+            signature=signature,
+            traffic=subject.traffic(signature),
+            environment=read_environment(),
+            limits=Limits(),
+            tolerance=Tolerance(),
+            golden=GoldenSummary(num_rows=len(subject.rows), precision=precision),
+            batching=True,
+            padding=False,
+            baseline="eager, default threads",
+            reference="eager, 1 thread",
+            speedup=None,
+            plan=Plan(chosen=choices[0], runners_up=tuple(choices[1:]), decisions=(), holds_while={}),
+            trials=(),
+            findings=findings,
+            search_s=1.0,
+        )
+        write_bundle(
+            tmp_path / "app.tp",
+            proof,
+            golden=tmp_path / "golden.safetensors",
+            weights=weights if has_weights else None,
+            artifacts=artifacts,
+            code=user_files(target, service.files),
+        )
+        return open_bundle(tmp_path / "app.tp")
+
+    return make
+
+
+def reseal(folder: Path) -> None:
+    """Makes the checksums fit again after a test changed a file on purpose."""
+    (folder / SUMS).unlink()
+    write_sums(folder)
+
+
+@pytest.fixture
+def sealed() -> Callable[[Path], None]:
+    return reseal
+
+
+@pytest.fixture
+def load() -> Callable[[Service], Loaded]:
+    """A service of the test's own, run eagerly."""
+
+    def loaded(service: Service) -> Loaded:
+        module = load_module(service).eval()
+        subject = make_subject(Target(reference="app.py:Net", kind="python"), service, module, None)
+        signature = read_signature(module, subject.rows, service, batched=subject.batched)
+        choice = Choice(candidate=Candidate(runtime="eager"), max_batch_size=1, padding=False, artifact="")
+        run = eager(module, signature)
+        return Loaded("app.py:Net", service, signature, run, choice, (), (), tuple(subject.requests[:1]))
+
+    return loaded
+
+
+@pytest.fixture
+def model_of(load: Callable[[Service], Loaded]) -> Iterator[Callable[[Service], Model]]:
+    """A model with a service of the test's own, loaded on its thread."""
+    models = []
+
+    def made(service: Service) -> Model:
+        model = Model()
+        models.append(model)
+        asyncio.run(model.load(lambda: Answerer(load(service))))
+        return model
+
+    yield made
+    for model in models:
+        assert model.close()
+
+
+@pytest.fixture
+def client_of(model_of: Callable[[Service], Model]) -> Callable[[Service], TestClient]:
+    return lambda service: TestClient(create_app(model_of(service)), raise_server_exceptions=False)
+
+
+class ServerProcess:
+    """``torchproof serve`` in a process of its own, killed at the end of the test."""
+
+    def __init__(self, *arguments: str, **environ: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "torchproof", "serve", *arguments, "--port", "0", "--format", "json"],
+            env={**os.environ, "PYTHONPATH": str(SRC), **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def ready(self) -> dict[str, Any]:
+        """The line that it prints when it is ready; fails with its stderr when it ended instead."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            pytest.fail(self.process.communicate(timeout=DEADLINE_S)[1])
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, the rest of stdout, and stderr."""
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def start() -> type[ServerProcess]:
+    return ServerProcess
