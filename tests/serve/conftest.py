@@ -29,7 +29,7 @@ from torchproof.target.resolve import resolve
 from torchproof.target.rows import eager
 from torchproof.target.service import Service
 from torchproof.target.signature import read_signature
-from torchproof.target.subject import load_module, make_subject, open_service, save_weights
+from torchproof.target.subject import load_module, make_subject, open_service, sample_requests, save_weights
 from torchproof.types import (
     SCHEMA,
     Candidate,
@@ -112,7 +112,7 @@ def make_bundle(tmp_path: Path) -> BundleMaker:
         target = resolve(str(folder / "app.py"))
         service = open_service(target)
         module = load_module(service).eval()
-        subject = make_subject(target, service, module, None)
+        subject = make_subject(target, service, module, *sample_requests(service, None))
         signature = read_signature(module, subject.rows, service, batched=subject.batched)
         references, precision = golden.reference(module, subject.rows, signature)
         golden.save(tmp_path / "golden.safetensors", subject.rows, references)
@@ -186,7 +186,9 @@ def load() -> Callable[[Service], Loaded]:
 
     def loaded(service: Service) -> Loaded:
         module = load_module(service).eval()
-        subject = make_subject(Target(reference="app.py:Net", kind="python"), service, module, None)
+        subject = make_subject(
+            Target(reference="app.py:Net", kind="python"), service, module, *sample_requests(service, None)
+        )
         signature = read_signature(module, subject.rows, service, batched=subject.batched)
         choice = Choice(candidate=Candidate(runtime="eager"), max_batch_size=1, padding=False, artifact="")
         run = eager(module, signature)

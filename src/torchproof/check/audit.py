@@ -50,12 +50,12 @@ def audit(target: Target, traffic: Path | None = None) -> Audit:
         UserCodeError: the user's code raised.
     """
     service = open_service(target)
-    _, requests = sample_requests(service, traffic)
+    source, requests = sample_requests(service, traffic)
     before_load = encode_without_load(service, requests[0][1])
     start = time.perf_counter()
     module = load_module(service)
     load_s = time.perf_counter() - start
-    subject = make_subject(target, service, module, traffic)
+    subject = make_subject(target, service, module, source, requests)
     name = target.reference
     with unchanged(module, evaluate=True):
         signature = read_signature(module, subject.rows, service, batched=subject.batched)

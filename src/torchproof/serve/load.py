@@ -21,7 +21,7 @@ from torchproof.target.request import convert, request_type
 from torchproof.target.rows import Run, eager
 from torchproof.target.service import Service
 from torchproof.target.signature import read_signature
-from torchproof.target.subject import load_module, make_subject, open_service
+from torchproof.target.subject import load_module, make_subject, open_service, sample_requests
 from torchproof.target.usercode import first_line, user_code
 from torchproof.types import (
     ArtifactSeen,
@@ -76,7 +76,7 @@ def open_target_model(target: Target, num_threads: int) -> Loaded:
     service = open_service(target)
     set_torch_threads(num_threads)
     module = load_module(service).eval()
-    subject = make_subject(target, service, module, None)
+    subject = make_subject(target, service, module, *sample_requests(service, None))
     signature = read_signature(module, subject.rows, service, batched=subject.batched)
     run = eager(module, signature)
     examples = tuple(subject.requests[:1])

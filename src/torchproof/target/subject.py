@@ -190,9 +190,10 @@ def encode_without_load(service: Service, request: Any) -> str:
     return ""
 
 
-def make_subject(target: Target, service: Service, module: nn.Module, traffic: Path | None) -> Subject:
-    """The subject of a loaded service."""
-    source, requests = sample_requests(service, traffic)
+def make_subject(
+    target: Target, service: Service, module: nn.Module, source: str, requests: Sequence[tuple[str, Any]]
+) -> Subject:
+    """The subject of a loaded service, from what ``sample_requests`` gave."""
     names = service.names if isinstance(service, ModuleService) else parameter_names(module)
     rows = encode_requests(service, requests, names)
     return Subject(target=target, service=service, source=source, requests=[r for _, r in requests], rows=rows)
