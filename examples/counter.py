@@ -19,7 +19,7 @@ class Normalizer(nn.Module):
         """(B, 16) -> (B, 4), after subtracting a mean."""
         if self.updates:
             self.mean.mul_(0.99).add_(0.01 * x.mean(0))
-        return self.linear(x - self.mean)  # type: ignore[no-any-return]
+        return self.linear(x - self.mean)
 
 
 class RunningMean(tp.Service):
@@ -35,10 +35,10 @@ class RunningMean(tp.Service):
         return torch.tensor(request)
 
     def decode(self, outputs: Tensor, request: list[float]) -> list[float]:
-        return outputs.tolist()  # type: ignore[no-any-return]
+        return outputs.tolist()
 
     def samples(self) -> list[list[float]]:
-        return torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).tolist()  # type: ignore[no-any-return]
+        return torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).tolist()
 
 
 class FixedMean(RunningMean):

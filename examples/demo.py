@@ -2,18 +2,18 @@
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
-from docstrings import sample
+from docstrings import first_paragraphs, sample
 
-FOLDER = Path(__file__).parent
-WORK = FOLDER.parent / "build" / "demo"
+ROOT = Path(__file__).parents[1]
+WORK = Path("build/demo")
 NUM_REQUESTS = 400  # of traffic to tune for
-NUM_FUNCTIONS = 1000  # to search in
 QUESTIONS = (
     "read a csv file line by line",
     "send an email",
@@ -27,12 +27,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="stop after the questions")
     once = parser.parse_args().once
+    os.chdir(ROOT)
     WORK.mkdir(parents=True, exist_ok=True)
     traffic = WORK / "traffic.jsonl"
     traffic.write_text("".join(json.dumps({"text": text}) + "\n" for text in sample(NUM_REQUESTS).values()))
     bundle = WORK / "minilm.tp"
 
-    tune = ["tune", str(FOLDER / "minilm.py"), "--traffic", str(traffic), "--budget", "150s", "-o", str(bundle)]
+    tune = ["tune", "examples/minilm.py", "--traffic", str(traffic), "--budget", "150s", "-o", str(bundle)]
     show(tune)
     code = subprocess.run([*TORCHPROOF, *tune], check=False).returncode
     if code:
@@ -55,9 +56,7 @@ def main() -> int:
 
 
 def show(arguments: list[str]) -> None:
-    here = Path.cwd()
-    shown = [str(Path(a).relative_to(here)) if a.startswith(str(here)) else a for a in arguments]
-    print("\n$ torchproof", *shown, flush=True)
+    print("\n$ torchproof", *arguments, flush=True)
 
 
 def address(server: "subprocess.Popen[str]") -> str:
@@ -72,9 +71,9 @@ def address(server: "subprocess.Popen[str]") -> str:
 
 def ask(url: str) -> None:
     """Embeds functions of the standard library through the server, and finds the nearest to each question."""
-    functions = sample(NUM_FUNCTIONS)
+    functions = first_paragraphs()
     vectors = {name: embed(url, text) for name, text in functions.items()}
-    print(f"\nembedded {len(vectors)} docstrings of the standard library over HTTP")
+    print(f"\nembedded {len(vectors):,} docstrings of the standard library over HTTP")
     for question in QUESTIONS:
         asked = embed(url, question)
         print(f"\n{question}?")

@@ -17,10 +17,10 @@ class TrainMode(tp.Service):
         return torch.tensor(request)
 
     def decode(self, outputs: Tensor, request: list[float]) -> list[float]:
-        return outputs.tolist()  # type: ignore[no-any-return]
+        return outputs.tolist()
 
     def samples(self) -> list[list[float]]:
-        return torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).tolist()  # type: ignore[no-any-return]
+        return torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).tolist()
 
 
 class EvalMode(TrainMode):

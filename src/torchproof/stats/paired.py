@@ -26,7 +26,7 @@ def compare_paired(baseline: Sequence[float], candidate: Sequence[float], *, nam
     Raises:
         ValueError: the lengths differ, or there are too few pairs for an interval.
     """
-    if len(baseline) != len(candidate):
+    if len(baseline) != len(candidate) or not baseline:
         raise ValueError(f"need pairs, got {len(baseline)} and {len(candidate)} samples")
     ratios = [b / c for b, c in zip(baseline, candidate, strict=True)]
     ratio, low, high = median_interval(ratios, CONFIDENCE)
