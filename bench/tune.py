@@ -154,8 +154,8 @@ def table(results: Results) -> str:
         "# The chosen plan against the eager baseline",
         "",
         f"Written by `make bench` on {results.created}: {e.cpu_model}, {e.num_cores} cores, torch "
-        f"{e.versions.get('torch')}, Python {e.python}. Ratios of {NUM_PAIRS} interleaved blocks, one request at a time; "
-        "above 1 the plan is faster. The interval is the median's, at 98.75%. Machines differ: run it on yours.",
+        f"{e.versions.get('torch')}, Python {e.python}. Ratios of {NUM_PAIRS} interleaved blocks, one request "
+        "at a time; above 1 the plan is faster. The interval is the median's, at 98.75%. Machines differ: run it on yours.",
         "",
         "| model | plan | speed-up | p50 ratio | p99 ratio | cosine | load | search |",
         "|---|---|---|---|---|---|---|---|",

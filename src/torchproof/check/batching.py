@@ -1,21 +1,19 @@
 """May requests share a forward? May they be padded? Compares each row with itself alone and unpadded."""
 
-import copy
 from collections.abc import Sequence
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from torchproof.check.modes import relative_diff
-from torchproof.target.rows import Batch, Row, Run, eager, pad_row, run_rows, sizes_of, volume
+from torchproof.check.modes import precision_of, relative_diff, same
+from torchproof.target.rows import Row, Run, eager, in_float64, pad_row, run_rows, sizes_of, stack, unstack, volume
 from torchproof.target.signature import UNKNOWN_DIM
 from torchproof.target.usercode import first_line
 from torchproof.types import BatchSeen, PaddingSeen, Signature
 
 BATCH_SIZE = 8
 # What rounding may explain, relative to the largest output. In float64 it explains 1e-13; the rest of the room is for
-# models that compute a part in float32 whatever they are given. In float32, batched kernels add up in another order.
-THRESHOLDS = {"float64": 1e-6, "float32": 1e-3}
+# models that compute a part in float32 whatever they are given. In the others, batched kernels add up in another order.
+THRESHOLDS = {"float64": 1e-6, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 # Added to a dim that has one size in all samples, to have something to pad to.
 PAD_BY = 8
 
@@ -25,13 +23,9 @@ class Probe:
 
     def __init__(self, module: nn.Module, row: Row, signature: Signature) -> None:
         self.signature = signature
-        self.precision = "float64"
-        try:
-            self.run: Run = eager(copy.deepcopy(module).double(), signature, torch.float64)
-            run_rows(self.run, [row], signature)
-        except Exception:  # noqa: BLE001  whatever it raises in float64, it is probed as it is
-            self.precision = "float32"
-            self.run = eager(module, signature)
+        double = in_float64(module, signature, row)
+        self.precision = "float64" if double else precision_of(module)
+        self.run: Run = double or eager(module, signature)
         self.threshold = THRESHOLDS[self.precision]
 
 
@@ -58,22 +52,20 @@ def see_batch(probe: Probe, rows: Sequence[Row], target: str) -> BatchSeen:
 
 
 def _equal_sizes(rows: Sequence[Row], signature: Signature) -> list[Row]:
-    """The largest group of samples of one size, filled up with altered copies so that the neighbours differ."""
+    """The largest group of samples of one size; if all are equal, which would hide effects, one and a changed copy."""
     groups: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(sizes_of(row, signature.inputs).values()), []).append(row)
     group = max(groups.values(), key=len)[:BATCH_SIZE]
-    if len(group) < 2:
-        group = [*group, _altered(group[0])]
+    if all(same(row[name], tensor) for row in group for name, tensor in group[0].items()):
+        return [group[0], {name: _altered(tensor) for name, tensor in group[0].items()}]
     return group
 
 
-def _altered(row: Row) -> Batch:
-    """Another valid row of the same size: contents in reverse, numbers scaled."""
-    return {
-        name: (t.flip(tuple(range(t.dim()))) if t.dim() else t) * (1.5 if t.is_floating_point() else 1)
-        for name, t in row.items()
-    }
+def _altered(tensor: Tensor) -> Tensor:
+    """Other valid content of the same size: in reverse, numbers scaled and moved."""
+    reverse = tensor.flip(tuple(range(tensor.dim()))) if tensor.dim() else tensor
+    return reverse * 1.5 + 0.5 if reverse.is_floating_point() else reverse
 
 
 def see_padding(probe: Probe, rows: Sequence[Row], target: str) -> list[PaddingSeen]:
@@ -101,19 +93,10 @@ def _pad_one(probe: Probe, row: Row, padded: dict[str, int]) -> tuple[tuple[str,
     signature = probe.signature
     try:
         (alone,) = run_rows(probe.run, [row], signature)
-        # The padded row leads, so that the row behind it is stretched by the same code that serves.
-        stretched = pad_row(row, signature.inputs, padded)
-        (long,) = run_rows(probe.run, [stretched], signature)
+        stretched = stack([pad_row(row, signature.inputs, padded)], signature)
+        (cut,) = unstack(probe.run(stretched), [row], signature)
     except Exception as exc:  # noqa: BLE001  a model may raise anything on a padded row
         return ("", 0.0), first_line(exc)
-    sizes = sizes_of(row, signature.inputs)
-    cut = {}
-    for spec in signature.outputs:
-        tensor = long[spec.name]
-        for position, name in enumerate(spec.shape):
-            if isinstance(name, str):
-                tensor = tensor.narrow(position, 0, sizes[name])
-        cut[spec.name] = tensor
     return relative_diff(alone, cut), ""
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from torchproof.target.rows import Batch, FlatModule, Row, stack
+from torchproof.target.rows import Batch, FlatModule, Row, dtype_name, stack
 from torchproof.types import ModesSeen, Signature
 
 NUM_REPEATS = 3
@@ -18,13 +18,12 @@ ROUNDING = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 @contextmanager
 def unchanged(module: nn.Module, *, evaluate: bool) -> Iterator[None]:
-    """Puts mode flags, buffers and the random state back as they were.
+    """Puts mode flags, buffers, plain attributes and the random state back as they were.
 
     Args:
         evaluate: whether the module is in eval mode meanwhile.
     """
-    flags = {m: m.training for m in module.modules()}
-    buffers = [(m, n, b, b.detach().clone()) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+    states = [_State(m) for m in module.modules()]
     random = torch.get_rng_state()
     if evaluate:
         module.eval()
@@ -32,12 +31,39 @@ def unchanged(module: nn.Module, *, evaluate: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(random)
-        for m, training in flags.items():
-            m.training = training
-        with torch.no_grad():
-            for m, name, buffer, content in buffers:
-                m._buffers[name] = buffer
-                buffer.copy_(content)
+        for state in states:
+            state.restore()
+
+
+class _State:
+    """What one module holds beside its parameters: buffers with their content, and its attributes as they are.
+
+    Attributes go together with buffers: a cache's buffer put back without its size attribute would be taken for valid.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.attributes = dict(vars(module))
+        self.training = getattr(module, "training", None)  # a frozen TorchScript module has none
+        self.buffers = dict(module._buffers.items())
+        self.contents = {name: b.detach().clone() for name, b in self.buffers.items() if b is not None}
+
+    def restore(self) -> None:
+        if isinstance(self.module, torch.jit.ScriptModule):  # keeps its attributes out of Python's sight
+            if self.training is not None:
+                self.module.training = self.training
+            for name, buffer in self.buffers.items():
+                setattr(self.module, name, buffer)
+        else:
+            vars(self.module).clear()
+            vars(self.module).update(self.attributes)
+            self.module._buffers.clear()
+            self.module._buffers.update(self.buffers)
+        with torch.inference_mode():  # in which tensors made inside and outside of it may be written
+            for name, content in self.contents.items():
+                buffer = self.buffers[name]
+                if buffer is not None and not same(buffer, content):  # an expanded buffer can't be written at all
+                    buffer.copy_(content)
 
 
 def see_modes(module: nn.Module, rows: Sequence[Row], signature: Signature, target: str) -> ModesSeen:
@@ -46,10 +72,9 @@ def see_modes(module: nn.Module, rows: Sequence[Row], signature: Signature, targ
     Args:
         rows: requests to run, each on its own.
     """
-    training = module.training
+    training = getattr(module, "training", False)
     loaded = [_watch(module, stack([row], signature), signature, evaluate=False) for row in rows]
     served = [_watch(module, stack([row], signature), signature, evaluate=True) for row in rows]
-    dtype = str(next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32))
     return ModesSeen(
         target=target,
         training=training,
@@ -62,8 +87,14 @@ def see_modes(module: nn.Module, rows: Sequence[Row], signature: Signature, targ
         num_autograd_nodes=max(w.num_autograd_nodes for w in served),
         non_finite_outputs=tuple(sorted({name for w in served for name in w.non_finite})),
         num_samples=len(rows),
-        threshold=ROUNDING.get(dtype.removeprefix("torch."), 1e-05),
+        threshold=ROUNDING[precision_of(module)],
     )
+
+
+def precision_of(module: nn.Module) -> str:
+    """The coarsest of the precisions that a module's parameters have; float32 where it has none."""
+    names = {dtype_name(p.dtype) for p in module.parameters()} & ROUNDING.keys()
+    return max(names, key=lambda name: ROUNDING[name], default="float32")
 
 
 class _Watched:
@@ -81,12 +112,14 @@ class _Watched:
 def _watch(module: nn.Module, batch: Batch, signature: Signature, *, evaluate: bool) -> _Watched:
     seen = _Watched()
     flat = FlatModule(module, signature)
+    # Copies, since a forward may change its input in place; made here, where they are no inference tensors.
+    inputs = [[tensor.clone() for tensor in batch.values()] for _ in range(NUM_REPEATS)]
     with unchanged(module, evaluate=evaluate), torch.inference_mode():
-        before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        for _ in range(NUM_REPEATS):
+        buffers = [_buffers(module)]
+        for tensors in inputs:
             random = torch.get_rng_state()
             try:
-                outputs = dict(zip(flat.output_names, flat(*batch.values()), strict=True))
+                outputs = dict(zip(flat.output_names, flat(*tensors), strict=True))
             except Exception:
                 if evaluate:
                     raise
@@ -94,12 +127,28 @@ def _watch(module: nn.Module, batch: Batch, signature: Signature, *, evaluate: b
             seen.uses_rng |= not torch.equal(random, torch.get_rng_state())
             seen.num_autograd_nodes = max(seen.num_autograd_nodes, count_autograd_nodes(outputs.values()))
             seen.outputs.append({name: tensor.detach().clone() for name, tensor in outputs.items()})
-        seen.mutated = [n for n, b in module.named_buffers() if n not in before or not same(before[n], b)]
+            buffers.append(_buffers(module))
+    seen.mutated = _mutated(buffers[0], buffers[1], buffers[-1])
     seen.repeat_diff = max(relative_diff(seen.outputs[0], other)[1] for other in seen.outputs[1:])
     seen.non_finite = [
         name for name, t in seen.outputs[0].items() if t.is_floating_point() and not bool(t.isfinite().all())
     ]
     return seen
+
+
+def _buffers(module: nn.Module) -> Batch:
+    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+
+
+def _mutated(before: Batch, first: Batch, last: Batch) -> list[str]:
+    """Buffers that forwards change. A cache that the first forward makes or enlarges and the next leave is none."""
+    return [
+        name
+        for name, buffer in last.items()
+        if name not in first
+        or not same(first[name], buffer)
+        or (name in before and before[name].shape == buffer.shape and not same(before[name], buffer))
+    ]
 
 
 def _eval_diff(loaded: _Watched, served: _Watched) -> float:
@@ -131,7 +180,7 @@ def _diff(a: Tensor, b: Tensor) -> float:
         return float((a != b).double().mean())
     a, b = a.double(), b.double()
     finite = a.isfinite()
-    if not bool((finite == b.isfinite()).all()):
+    if not torch.equal(finite, b.isfinite()) or not same(a[~finite], b[~finite]):
         return math.inf
     a, b = a[finite], b[finite]
     largest = float(a.abs().max())

@@ -1,6 +1,8 @@
 """``torchproof check``: audit a model on its own samples."""
 
+import contextlib
 import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -34,7 +36,7 @@ def command(target: str, traffic: Path | None, format_: str) -> int:
     resolved = resolve(target)
     from torchproof.check import audit  # torch is imported here, once the arguments are known to be good
 
-    with Progress() as progress:
+    with Progress() as progress, contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result
         progress(f"checking {target}", 0.0)
         report = audit(resolved, traffic).report
     if format_ == "json":

@@ -40,13 +40,14 @@ def main(handler: str, calls_fd: int, answers_fd: int) -> None:
 
 
 def _describe(exc: Exception) -> dict[str, str]:
-    text = next((line.strip() for line in str(exc).splitlines() if line.strip()), "")
-    described = {"type": type(exc).__name__, "message": f"{type(exc).__name__}: {text}" if text else type(exc).__name__}
-    if isinstance(exc, TorchproofError):
-        described |= {"message": str(exc), "help": exc.help}
+    """What the caller makes the exception from again; ``help`` and ``trace`` only where it is one of ours."""
     if isinstance(exc, UserCodeError):
-        described |= {"message": exc.doing, "trace": exc.trace}
-    return described
+        return {"message": exc.doing, "trace": exc.trace}
+    if isinstance(exc, TorchproofError):
+        ours = next(kind for kind in type(exc).__mro__ if kind.__module__ == TorchproofError.__module__)
+        return {"type": ours.__name__, "message": str(exc), "help": exc.help}
+    text = next((line.strip() for line in str(exc).splitlines() if line.strip()), "")
+    return {"message": f"{type(exc).__name__}: {text}" if text else type(exc).__name__}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import psutil
 from torchproof import errors
 from torchproof.errors import TrialError, UserCodeError
 
-POLL_S = 0.1  # between looks at the memory of the process
+POLL_S = 0.1  # between looks at the process and its memory
+GRACE_S = 5.0  # between the end of a process's pipe and its own
 LOG_TAIL_BYTES = 8192
 
 
@@ -71,7 +72,7 @@ class FreshProcess:
             os.close(calls_in)
             os.close(answers_out)
         self._buffer = b""
-        self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
     def __enter__(self) -> Self:
@@ -148,7 +149,11 @@ class FreshProcess:
         return result
 
     def _death(self) -> TrialError:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return TrialError("crashed", "it closed the pipe to its caller")
         if self._over_limit:
             limit = self._memory_limit_bytes or 0
             return TrialError(
@@ -156,7 +161,7 @@ class FreshProcess:
             )
         said = self._last_words()
         if code < 0:
-            name = signal.Signals(-code).name
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             return TrialError("crashed", f"killed by {name}{said}")
         return TrialError("crashed", f"exited with code {code}{said}")
 
@@ -164,13 +169,15 @@ class FreshProcess:
         lines = [line.strip() for line in self.log_tail().splitlines() if line.strip()]
         return f": {lines[-1][:200]}" if lines else ""
 
-    def _watch_memory(self) -> None:
+    def _watch(self) -> None:
         while self._process.poll() is None:
             self.peak_bytes = max(self.peak_bytes, _tree_bytes(self._process.pid))
             if self._memory_limit_bytes is not None and self.peak_bytes > self._memory_limit_bytes:
                 self._over_limit = True
                 self.kill()
             time.sleep(POLL_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what a process that ended by itself left behind
 
 
 def _tree_bytes(pid: int) -> int:
@@ -190,9 +197,9 @@ def _tree_bytes(pid: int) -> int:
 
 def _revive(error: dict[str, str]) -> Exception:
     """The exception that the child described, of the same class where it is one of ours."""
-    if error["type"] == "UserCodeError":
+    if "trace" in error:
         return UserCodeError(error["message"], error["trace"])
-    known = getattr(errors, error["type"], None)
-    if isinstance(known, type) and issubclass(known, errors.TorchproofError):
-        return known(error["message"], help=error["help"])
+    if "help" in error:
+        revived: Exception = getattr(errors, error["type"])(error["message"], help=error["help"])
+        return revived
     return TrialError("failed", error["message"])

@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from torchproof.runtimes.base import Runtime, Source
-from torchproof.types import Environment, Precision
+from torchproof.types import Environment, Precision, Target
 
 # "module:Class" by name, in the order in which reports list them.
 RUNTIMES: dict[str, str] = {
@@ -23,12 +23,15 @@ def open_runtime(path: str) -> Runtime:
     return runtime
 
 
-def skip_reason(runtime: Runtime, precision: Precision, environment: Environment) -> str:
-    """Why a candidate can't be tried here; empty when it can."""
-    missing = [module for module in runtime.modules if find_spec(module) is None]
+def skip_reason(
+    runtime: Runtime, precision: Precision, environment: Environment, target: Target, *, to_build: bool
+) -> str:
+    """Why a candidate can't be built, or only loaded, here; empty when it can."""
+    needed = (*runtime.modules, *(runtime.build_modules if to_build else ()))
+    missing = [module for module in needed if find_spec(module) is None]
     if missing:
         return f"needs {', '.join(missing)}: pip install 'torchproof[{runtime.extra}]'"
-    return runtime.unsupported(precision, environment)
+    return runtime.unsupported(precision, environment, target)
 
 
 __all__ = ["RUNTIMES", "Runtime", "Source", "open_runtime", "skip_reason"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchproof.target.rows import FlatModule, Row, Run, sizes_of, stack, volume
-from torchproof.types import CompileSeen, Environment, Precision, Signature
+from torchproof.types import CompileSeen, Environment, Precision, Signature, Target
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Runtime(ABC):
         precisions: that it offers, the plainest first.
         simplicity: rank of what there is to understand and to install; a difference that can't be told apart goes to
             the lower.
-        extra: the torchproof extra that it needs, and ``modules`` the importable names in it.
+        extra: the torchproof extra that it needs.
+        modules: importable names that loading needs; ``build_modules`` those that building needs besides.
         builds: whether it has an artifact of its own.
         native: whether its artifacts hold machine code for this CPU.
         threads_built_in: whether the thread count is fixed when the artifact is built.
@@ -86,14 +87,15 @@ class Runtime(ABC):
     simplicity: ClassVar[int]
     extra: ClassVar[str] = ""
     modules: ClassVar[tuple[str, ...]] = ()
+    build_modules: ClassVar[tuple[str, ...]] = ()
     builds: ClassVar[bool] = True
     native: ClassVar[bool] = False
     threads_built_in: ClassVar[bool] = False
     needs_module: ClassVar[bool] = False
 
-    def unsupported(self, precision: Precision, environment: Environment) -> str:
-        """Why this machine can't run it; empty when it can."""
-        return ""
+    def unsupported(self, precision: Precision, environment: Environment, target: Target) -> str:
+        """Why this machine, or this kind of target, can't be run; empty when it can."""
+        return "the target is an ONNX file, not a module" if target.kind == "onnx" else ""
 
     @abstractmethod
     def build(

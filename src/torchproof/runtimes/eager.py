@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchproof.runtimes.base import Runtime, Source, set_torch_threads
 from torchproof.target.rows import Batch, Run, eager
-from torchproof.types import CompileSeen, Environment, Precision
+from torchproof.types import CompileSeen, Environment, Precision, Target
 
 # Without one of these, bf16 arithmetic is emulated and slower than float32.
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -24,10 +24,12 @@ class Eager(Runtime):
     builds = False
     needs_module = True
 
-    def unsupported(self, precision: Precision, environment: Environment) -> str:
-        if precision == "bfloat16" and not BF16_FLAGS & set(environment.cpu_flags):
+    def unsupported(self, precision: Precision, environment: Environment, target: Target) -> str:
+        if precision == "float32":
+            return ""  # an ONNX file too: there it stands for ONNX Runtime with its default settings
+        if not BF16_FLAGS & set(environment.cpu_flags):
             return "this CPU has no bf16 arithmetic"
-        return ""
+        return super().unsupported(precision, environment, target)
 
     def build(
         self, source: Source, precision: Precision, folder: Path, built: Mapping[Precision, Path]

@@ -1,6 +1,5 @@
 """torch.compile with inductor; the artifact is its cache folder."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from torchproof.runtimes.base import Runtime, Source, named, set_torch_threads
+from torchproof.runtimes.cache import fill_cache, use_cache
 from torchproof.target.rows import Run, stack
 from torchproof.types import CompileSeen, Precision
 
@@ -28,19 +28,20 @@ class Inductor(Runtime):
     def build(
         self, source: Source, precision: Precision, folder: Path, built: Mapping[Precision, Path]
     ) -> CompileSeen | None:
+        fill_cache(folder)
         counters.clear()
-        self._compile(source, folder)
+        self._compile(source)
         return seen(self.name)
 
     def load(self, source: Source, precision: Precision, folder: Path, num_threads: int) -> Run:
         set_torch_threads(num_threads)
-        run = self._compile(source, folder)
+        use_cache(folder)
+        run = self._compile(source)
         # An input that would need another graph now runs eagerly instead of stalling a request for seconds.
         torch.compiler.set_stance("eager_on_recompile")
         return run
 
-    def _compile(self, source: Source, folder: Path) -> Run:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")  # read at the first compilation
+    def _compile(self, source: Source) -> Run:
         run = named(torch.compile(source.flat(), dynamic=True), source.signature)
         for rows in source.warm_up_batches():
             run(stack(rows, source.signature))

@@ -10,7 +10,7 @@ import torch
 
 from torchproof.runtimes.base import Runtime, Source
 from torchproof.target.rows import Batch, Run, stack
-from torchproof.types import CompileSeen, Precision
+from torchproof.types import CompileSeen, Environment, Precision, Target
 
 FILE = "model.onnx"
 # Quantizing Conv too made a ResNet-18 2.5 to 3 times slower than eager (measured; onnxruntime#20052 reports the same).
@@ -24,7 +24,11 @@ class OnnxRuntime(Runtime):
     precisions: ClassVar[tuple[Precision, ...]] = ("float32", "int8")
     simplicity = 3
     extra = "onnx"
-    modules = ("onnx", "onnxscript", "onnxruntime")
+    modules = ("onnxruntime",)
+    build_modules = ("onnx", "onnxscript")
+
+    def unsupported(self, precision: Precision, environment: Environment, target: Target) -> str:
+        return ""
 
     def build(
         self, source: Source, precision: Precision, folder: Path, built: Mapping[Precision, Path]

@@ -125,7 +125,9 @@ def _try_to_load(bundle: Bundle, service: Service, choice: Choice, environment: 
         return f"this torchproof has no runtime {candidate.runtime!r}"
     try:
         runtime = open_runtime(RUNTIMES[candidate.runtime])
-        return skip_reason(runtime, candidate.precision, environment) or load_choice(bundle, service, choice)
+        target = bundle.proof.target
+        reason = skip_reason(runtime, candidate.precision, environment, target, to_build=False)
+        return reason or load_choice(bundle, service, choice)
     except UserCodeError as exc:
         return f"{exc.doing}: {exc.trace.strip().splitlines()[-1]}"
     except Exception as exc:  # noqa: BLE001  a runtime raises what it likes; the next choice may still load

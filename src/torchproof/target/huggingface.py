@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchproof.errors import TargetError
 from torchproof.target.service import Service
-from torchproof.target.usercode import user_code
+from torchproof.target.usercode import first_line
 
 # Of several lengths, so that a model can be tried without a traffic file; the report says that they were used.
 SAMPLES = (
@@ -47,17 +47,18 @@ class HuggingFaceText(Service):
             raise TargetError(f"{folder} needs transformers", help="pip install 'torchproof[hf]'")
         self.folder = folder
         self.transformers = importlib.import_module("transformers")
-        with user_code(f"reading {folder}"):
-            self.config = self.transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            self.tokenizer = self.transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.config = self._read("AutoConfig")
         self.architecture = next(iter(self.config.architectures or ["an unnamed model"]))
         self.classifies = self.architecture.endswith("ForSequenceClassification")
-        if not (self.classifies or self.architecture.endswith("Model")):
+        if self.config.is_encoder_decoder or not (self.classifies or self.architecture.endswith("Model")):
             raise TargetError(
                 f"{folder}: a folder with {self.architecture} is not supported yet, only text encoders and "
                 "sequence classifiers",
                 help="write a Service whose load() returns the model",
             )
+        self.tokenizer = self._read("AutoTokenizer")
+        longest = self.tokenizer.model_max_length  # 1e30 where the tokenizer was saved without it
+        self.max_length = min(longest, getattr(self.config, "max_position_embeddings", longest))
         names = [n for n in self.tokenizer.model_input_names if n in ("input_ids", "attention_mask", "token_type_ids")]
         self.names = names
         self.variable_dims = {name: {0: "length"} for name in names}  # type: ignore[misc]
@@ -65,11 +66,11 @@ class HuggingFaceText(Service):
 
     def load(self) -> nn.Module:
         kind = "AutoModelForSequenceClassification" if self.classifies else "AutoModel"
-        model = getattr(self.transformers, kind).from_pretrained(self.folder, local_files_only=True)
+        model = self._read(kind)
         return Classifier(model) if self.classifies else Embedder(model)
 
     def encode(self, request: Text) -> dict[str, Tensor]:
-        tokens = self.tokenizer(request.text, truncation=True, return_tensors="pt")
+        tokens = self.tokenizer(request.text, truncation=True, max_length=self.max_length, return_tensors="pt")
         return {name: tokens[name][0] for name in self.names}
 
     def decode(self, outputs: Any, request: Text) -> dict[str, Any]:
@@ -81,6 +82,14 @@ class HuggingFaceText(Service):
 
     def samples(self) -> list[Text]:
         return [Text(text) for text in SAMPLES]
+
+    def _read(self, kind: str) -> Any:
+        try:
+            return getattr(self.transformers, kind).from_pretrained(self.folder, local_files_only=True)
+        except Exception as exc:  # noqa: BLE001  transformers raises whatever its parsers do
+            raise TargetError(
+                f"{self.folder}: not readable by {kind}: {first_line(exc)}", help="save model and tokenizer again"
+            ) from None
 
 
 class Embedder(nn.Module):

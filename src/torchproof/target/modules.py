@@ -27,16 +27,19 @@ class ModuleService(Service):
         self.names = parameter_names(module)
         self.rows = [row for number, example in enumerate(examples) for row in self._rows(example, number)]
         self.dtypes = {name: tensor.dtype for row in self.rows[:1] for name, tensor in row.items()}
-        self.variable_dims = _varying(self.rows)  # type: ignore[misc]  # a bare module has no class to declare it in
+
+    def measured_on(self, rows: Sequence[Row]) -> None:
+        """Declares the dims that vary between these rows as variable: a bare module has no class to declare them in."""
+        self.variable_dims = _varying(rows)  # type: ignore[misc]
 
     def load(self) -> nn.Module:
         return self.module
 
     def encode(self, request: Tensors) -> Row:
-        missing = [name for name in self.dtypes if name not in request]
+        names = list(self.dtypes) or self.names or list(request)
+        missing = [name for name in names if name not in request]
         if missing:
-            raise TargetError(f"the request lacks {', '.join(missing)}", help=f"send {', '.join(self.dtypes)}")
-        names = self.dtypes or request
+            raise TargetError(f"the request lacks {', '.join(missing)}", help=f"send {', '.join(names)}")
         return {name: _tensor(request[name], self.dtypes.get(name)) for name in names}
 
     def decode(self, outputs: Any, request: Tensors) -> Any:

@@ -43,6 +43,11 @@ def convert(value: Any, type_: Any) -> Any:
         return msgspec.convert(value, type_)
     except (msgspec.ValidationError, ValueError) as exc:
         raise RequestError(str(exc), help="send what encode() is annotated with") from None
+    except TypeError as exc:  # a type that msgspec has no rule for, such as a union of two dataclasses
+        raise RequestError(
+            f"encode() is annotated with a type that no request can be read as: {exc}",
+            help="annotate it with one class",
+        ) from None
 
 
 def _is_already(value: Any, type_: Any) -> bool:

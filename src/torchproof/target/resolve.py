@@ -1,11 +1,13 @@
 """``file.py:Name`` -> a Target: looks at the file system, imports nothing."""
 
+import os
 import zipfile
 from pathlib import Path
 
 from torchproof.errors import TargetError
 from torchproof.types import Target
 
+SUFFIXES = (".py", ".onnx", ".pt2", ".pt", ".pth", ".ts")
 FORMS = (
     "a target is path/to/file.py[:Name], package.module:Name, a saved model (.pt2, TorchScript .pt, .onnx) "
     "or a Hugging Face model folder"
@@ -19,14 +21,16 @@ def resolve(reference: str) -> Target:
         TargetError: nothing is there, or it is of no known kind.
     """
     left, colon, name = reference.rpartition(":")
-    location, name = (left, name) if colon else (reference, "")
-    path = Path(location).expanduser()
-    if not path.exists():
-        if _is_dotted(location) and name:
-            return Target(reference=reference, kind="python", module=location, name=name)
-        if _is_dotted(location) and not location.endswith(".py"):
+    is_path = "/" in name or os.path.exists(reference)  # a path may have a colon in it
+    location, name = (left, name) if colon and not is_path else (reference, "")
+    place = os.path.expanduser(location)
+    if not os.path.exists(place):
+        if _is_dotted(location) and not location.endswith(SUFFIXES):
+            if name:
+                return Target(reference=reference, kind="python", module=location, name=name)
             raise TargetError(f"{reference}: no such file, and no name after a colon", help=FORMS)
         raise TargetError(f"{location}: no such file or folder", help=FORMS)
+    path = Path(place)
     absolute = str(path.resolve())
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -36,7 +40,7 @@ def resolve(reference: str) -> Target:
         return Target(reference=reference, kind="python", path=absolute, name=name or None)
     if path.suffix == ".onnx":
         return _saved(reference, "onnx", absolute, name)
-    if path.suffix in (".pt2", ".pt", ".pth", ".ts"):
+    if path.suffix in SUFFIXES:
         return _saved(reference, _archive_kind(path), absolute, name)
     raise TargetError(f"{location}: {path.suffix or 'no suffix'} is no kind of target", help=FORMS)
 

@@ -3,6 +3,7 @@
 Shape legend: B requests in a batch; a row has no batch dim.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,6 +47,8 @@ def named_tensors(value: Any, names: Sequence[str], *, what: str) -> Row:
         raise TargetError(
             f"{what} returned a {type(value).__name__}", help="return a tensor, a tuple or a dict of tensors"
         )
+    if not named:
+        raise TargetError(f"{what} returned no tensor", help="return a tensor, a tuple or a dict of tensors")
     for name, item in named.items():
         if not isinstance(item, Tensor):
             raise TargetError(
@@ -91,11 +94,12 @@ def stack(rows: Sequence[Row], signature: Signature) -> Batch:
     """Rows to a batch; rows of different sizes are padded to the largest.
 
     Returns:
-        each input with the batch dim first, (B, ...); for a signature that isn't batched the one row as it is.
+        copies in the signature's order, each input with the batch dim first, (B, ...); for a signature that isn't
+        batched the one row.
     """
     if not signature.batched:
         (row,) = rows
-        return row
+        return {spec.name: row[spec.name].clone() for spec in signature.inputs}
     if len(rows) > 1:
         sizes = [sizes_of(row, signature.inputs) for row in rows]
         largest = {dim: max(s[dim] for s in sizes) for dim in sizes[0]}
@@ -203,6 +207,24 @@ def eager(module: nn.Module, signature: Signature, dtype: torch.dtype | None = N
             return dict(zip(flat.output_names, flat(*tensors), strict=True))
 
     return run
+
+
+def in_float64(module: nn.Module, signature: Signature, row: Row) -> Run | None:
+    """A copy of the module in float64; None where it does not run in it.
+
+    Some run without an error and compute in float32 all the same (an ONNX file over token ids, TorchScript with frozen
+    weights): their outputs tell.
+
+    Args:
+        row: to try it on.
+    """
+    try:
+        run = eager(copy.deepcopy(module).double(), signature, torch.float64)
+        (outputs,) = run_rows(run, [row], signature)
+    except Exception:  # noqa: BLE001  it may raise anything
+        return None
+    exact = all(tensor.dtype == torch.float64 for tensor in outputs.values() if tensor.is_floating_point())
+    return run if exact else None
 
 
 def run_rows(run: Run, rows: Sequence[Row], signature: Signature) -> list[Row]:

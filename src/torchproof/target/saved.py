@@ -24,9 +24,11 @@ def open_exported(path: Path) -> ModuleService:
         raise TargetError(f"{path}: not readable by torch.export: {first_line(exc)}", help="export it again") from None
     args, kwargs = program.example_inputs or ((), {})
     example = {**dict(zip(_input_names(program, len(args)), args, strict=False)), **kwargs}
-    placeholders = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in _user_inputs(program)]
-    batched = all(n.meta["val"].dim() and not isinstance(n.meta["val"].shape[0], int) for n in placeholders)
-    module = SavedModule(program.module(), tuple(example))
+    inputs = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in _user_inputs(program)]
+    if not all(isinstance(value, Tensor) for value in inputs):
+        raise TargetError(f"{path} has inputs that are no tensors", help="export a module that takes tensors only")
+    batched = all(value.dim() and not isinstance(value.shape[0], int) for value in inputs)
+    module = SavedModule(program.module(), tuple(kwargs))
     return ModuleService(module, [example] if example else [], batched=batched)
 
 
@@ -41,10 +43,11 @@ def _input_names(program: torch.export.ExportedProgram, num_args: int) -> tuple[
 class SavedModule(nn.Module):
     """A loaded graph whose mode was fixed when it was saved: ``eval()`` and ``train()`` have nothing to change."""
 
-    def __init__(self, graph: nn.Module, names: tuple[str, ...]) -> None:
+    def __init__(self, graph: nn.Module, keywords: tuple[str, ...]) -> None:
+        """Args: keywords, the last inputs, which the graph takes by name only."""
         super().__init__()
         self.graph = graph
-        self.names = names
+        self.keywords = keywords
         self.training = False
 
     def train(self, mode: bool = True) -> "SavedModule":
@@ -52,7 +55,8 @@ class SavedModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Any:
         """The graph on its inputs in order."""
-        return self.graph(*tensors)
+        num_args = len(tensors) - len(self.keywords)
+        return self.graph(*tensors[:num_args], **dict(zip(self.keywords, tensors[num_args:], strict=True)))
 
 
 def open_torchscript(path: Path) -> ModuleService:
@@ -62,7 +66,7 @@ def open_torchscript(path: Path) -> ModuleService:
     except RuntimeError as exc:
         raise TargetError(f"{path}: not readable by torch.jit: {first_line(exc)}", help="save it again") from None
     service = ModuleService(module, ())
-    service.names = [a.name for a in module.forward.schema.arguments[1:]]
+    service.names = [a.name for a in module.forward.schema.arguments[1:] if not a.has_default_value()]
     return service
 
 

@@ -62,7 +62,10 @@ def _named(module: ModuleType, target: Target) -> Service:
         raise TargetError(
             f"{target.path or target.module} has no {name!r}", help=f"{hint}names there: {', '.join(public) or 'none'}"
         )
-    value = getattr(module, name)
+    return _complete(_make(getattr(module, name), name, target), name)
+
+
+def _make(value: Any, name: str, target: Target) -> Service:
     if isinstance(value, Service):
         return value
     if isinstance(value, nn.Module):
@@ -72,9 +75,38 @@ def _named(module: ModuleType, target: Target) -> Service:
             f"{target.reference} is a {type(value).__name__}, no Service",
             help="a target is a tp.Service, or a function that returns (nn.Module, example inputs)",
         )
+    needed = _arguments(value)
+    if needed:
+        raise TargetError(
+            f"{target.reference} takes arguments: {', '.join(needed)}",
+            help="give them defaults, or name a function without arguments that returns it",
+        )
     with user_code(f"calling {name}()"):
         made = value()
     return from_factory(made, target.reference)
+
+
+def _arguments(value: Any) -> list[str]:
+    """The arguments that calling it needs; empty where they can't be read."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def _complete(service: Service, name: str) -> Service:
+    missing = [method for method in ("load", "encode", "decode") if _is_missing(service, method)]
+    if missing:
+        raise TargetError(
+            f"{name} has no {' and no '.join(f'{method}()' for method in missing)}",
+            help="a Service has load, encode, decode and samples",
+        )
+    return service
+
+
+def _is_missing(service: Service, method: str) -> bool:
+    return getattr(getattr(service, method), "__func__", None) is getattr(Service, method)
 
 
 def _defined_in(value: object, module: ModuleType) -> bool:
@@ -153,6 +185,8 @@ def sample_requests(service: Service, traffic: Path | None) -> tuple[str, list[t
             except RequestError as exc:
                 raise TrafficError(f"{traffic}, line {number}: {exc}", help=exc.help) from None
         return traffic.name, requests
+    if _is_missing(service, "samples"):
+        raise TargetError(f"{type(service).__name__} has no samples()", help="write it, or pass --traffic")
     with user_code("samples()"):
         samples = list(service.samples())
     if not samples:
@@ -196,4 +230,6 @@ def make_subject(
     """The subject of a loaded service, from what ``sample_requests`` gave."""
     names = service.names if isinstance(service, ModuleService) else parameter_names(module)
     rows = encode_requests(service, requests, names)
+    if isinstance(service, ModuleService):
+        service.measured_on(rows)
     return Subject(target=target, service=service, source=source, requests=[r for _, r in requests], rows=rows)

@@ -1,5 +1,6 @@
 """Reads a traffic file: one request to a line, as JSON."""
 
+import codecs
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def read_traffic(path: Path) -> list[tuple[int, Any]]:
         TrafficError: no such file, no request in it, or a line that is not JSON (with its number).
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as exc:
         raise TrafficError(f"{path}: {(exc.strerror or str(exc)).lower()}", help="name a JSON Lines file") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -13,6 +13,7 @@ import torchproof
 from torchproof.errors import TargetError, TorchproofError, UserCodeError
 
 OWN_FOLDER = str(Path(torchproof.__file__).parent)
+TORCH_CALL = "/torch/nn/modules/module.py"  # from a module's call to its forward
 
 
 @contextmanager
@@ -33,16 +34,16 @@ def user_code(doing: str) -> Iterator[None]:
 
 
 def user_trace(exc: BaseException) -> str:
-    """The traceback without the frames of torchproof and of the import system that lead to the user's code."""
+    """The traceback without the frames that lead to the user's code: ours, the import system's, a module's call."""
     trace = exc.__traceback__
-    while trace is not None and _is_ours(trace):
+    while trace is not None and _leads_to_users(trace):
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(exc), exc, trace))
 
 
-def _is_ours(trace: TracebackType) -> bool:
+def _leads_to_users(trace: TracebackType) -> bool:
     file = trace.tb_frame.f_code.co_filename
-    return file.startswith((OWN_FOLDER, "<frozen importlib")) or "/importlib/__init__.py" in file
+    return file.startswith((OWN_FOLDER, "<frozen importlib")) or file.endswith(("/importlib/__init__.py", TORCH_CALL))
 
 
 def first_line(exc: BaseException) -> str:
@@ -57,11 +58,12 @@ def import_file(path: Path) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     name = path.stem
-    known = sys.modules.get(name)
-    if known is not None:
-        if getattr(known, "__file__", None) == str(path):
+    alias = f"torchproof_target_{name}"  # app.py must not replace another module of that name
+    for known in (sys.modules.get(name), sys.modules.get(alias)):
+        if known is not None and getattr(known, "__file__", None) == str(path):
             return known
-        name = f"torchproof_target_{name}"  # app.py must not replace an installed package of that name
+    if name in sys.modules:
+        name = alias
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"{path} is no Python file", help="name a .py file, or a saved model")
@@ -71,7 +73,7 @@ def import_file(path: Path) -> ModuleType:
         try:
             spec.loader.exec_module(module)
         except BaseException:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
             raise
     return module
 
@@ -80,11 +82,12 @@ def import_module(name: str) -> ModuleType:
     """Imports ``package.module``; tells a module that isn't there from an error inside it."""
     if "" not in sys.path:
         sys.path.insert(0, "")
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise TargetError(f"there is no module {name!r}", help="check the name, or name the file: path/to/app.py:Name")
     with user_code(f"importing {name}"):
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as exc:
+            if not f"{name}.".startswith(f"{exc.name}."):
+                raise  # one that the user's code imports
+            raise TargetError(
+                f"there is no module {name!r}", help="check the name, or name the file: path/to/app.py:Name"
+            ) from None

@@ -163,7 +163,7 @@ class _Search:
         for name, path in self.request.runtimes.items():
             runtime = self.runtimes[name] = open_runtime(path)
             for precision in runtime.precisions:
-                reason = skip_reason(runtime, precision, self.environment)
+                reason = skip_reason(runtime, precision, self.environment, self.request.target, to_build=True)
                 if reason:
                     candidate = Candidate(runtime=name, precision=precision)
                     self.trials.append(Trial(candidate=candidate, outcome="skipped", reason=reason))
