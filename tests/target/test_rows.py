@@ -64,7 +64,7 @@ def test_padding_goes_to_the_end_and_has_the_pad_value(sizes: list[tuple[int, in
     assert torch.equal(padded["ids"][:length], row["ids"])
     assert bool((padded["ids"][length:] == 7).all())
     assert torch.equal(padded["frames"][:, :time, :length], row["frames"])
-    assert float(padded["frames"].sum()) == float(padded["frames"][:, :time, :length].sum())
+    assert torch.count_nonzero(padded["frames"]) == torch.count_nonzero(row["frames"])
     assert padded["scale"] is row["scale"]
 
 

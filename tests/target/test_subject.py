@@ -178,7 +178,7 @@ def test_load_must_give_a_module(write: Write) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("[1.0]", r"encode\(\) of sample 0 returned a list?|returned a float for"),
+        ("[1.0]", r"encode\(\) of sample 0 returned a float for 'input'"),
         ("3", r"encode\(\) of sample 0 returned a int"),
         ("None", r"encode\(\) of sample 0 returned a NoneType"),
         ("{'x': [1.0]}", r"encode\(\) of sample 0 returned a list for 'x'"),

@@ -18,7 +18,7 @@ def user_files(target: Target, patterns: Iterable[str]) -> list[Path]:
         patterns: ``Service.files``.
 
     Raises:
-        TargetError: a file named in ``files`` isn't there.
+        TargetError: a file named in ``files`` isn't there, or isn't below the target's folder.
     """
     if target.path is None or target.kind == "huggingface":
         return []
@@ -44,6 +44,10 @@ def _imported_from(folder: Path) -> list[Path]:
 def _named(folder: Path, patterns: Iterable[str]) -> list[Path]:
     found = []
     for pattern in patterns:
+        if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            raise TargetError(
+                f"files names {pattern!r}, which lies outside {folder}", help="put a copy beside the Service's file"
+            )
         matches = [p for p in sorted(folder.glob(pattern)) if p.is_file()]
         if not matches:
             raise TargetError(

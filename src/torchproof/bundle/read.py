@@ -52,7 +52,7 @@ def open_bundle(path: Path) -> Bundle:
     """The bundle in a folder.
 
     Raises:
-        BundleError: no bundle, a missing or changed file (named), or a schema newer than this torchproof's.
+        BundleError: no bundle, a missing, changed or added file (named), or a schema newer than this torchproof's.
     """
     if not path.is_dir():
         raise BundleError(f"{path}: no such folder", help="a bundle is the folder that torchproof tune -o wrote")
@@ -83,8 +83,15 @@ def _check_sums(path: Path) -> None:
         lines = (path / SUMS).read_text().splitlines()
     except OSError:
         raise BundleError(f"{path}: {SUMS} is missing", help=AGAIN) from None
-    for line in lines:
-        digest, _, name = line.partition("  ")
+    except UnicodeDecodeError:
+        raise BundleError(f"{path}: {SUMS} was changed after the bundle was written", help=AGAIN) from None
+    sums = [line.partition("  ")[::2] for line in lines]
+    # Code that nobody wrote down would be imported; what running the bundle leaves in it does no harm.
+    vital = [path / PROOF, path / GOLDEN, path / WEIGHTS, *(path / CODE).rglob("*.py")]
+    unknown = {file.relative_to(path).as_posix() for file in vital if file.exists()} - {name for _, name in sums}
+    if unknown:
+        raise BundleError(f"{path}: {min(unknown)} is not in {SUMS}: it was added later", help=AGAIN)
+    for digest, name in sums:
         file = path / name
         if not file.is_file():
             raise BundleError(f"{path}: {name} is missing", help=AGAIN)

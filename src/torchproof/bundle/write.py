@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -104,8 +105,12 @@ def _swap(partial: Path, path: Path) -> None:
         return
     old = partial.with_suffix(".old")
     path.rename(old)
-    partial.rename(path)
-    shutil.rmtree(old)
+    try:
+        partial.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -113,8 +118,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, shutil.Error) as exc:
-        code = getattr(exc, "errno", None)
-        if code in (errno.ENOSPC, errno.EDQUOT):
+        # shutil.Error has no errno: it gathers what went wrong with each file, as text.
+        if any(exc.errno == code or os.strerror(code) in str(exc) for code in (errno.ENOSPC, errno.EDQUOT)):
             raise UsageError(
                 f"the disk is full: {path} was not written", help="free some space, or name another place"
             ) from None

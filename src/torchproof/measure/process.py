@@ -23,6 +23,8 @@ POLL_S = 0.1  # between looks at the process and its memory
 GRACE_S = 5.0  # between the end of a process's pipe and its own
 LOG_TAIL_BYTES = 8192
 
+CALL_ERRORS = (TrialError, errors.TorchproofError, UserCodeError)  # what ``FreshProcess.call`` raises
+
 
 class FreshProcess:
     """A child process with a handler object in it; its public methods are called one at a time, arguments as JSON.
@@ -49,7 +51,9 @@ class FreshProcess:
         self._memory_limit_bytes = memory_limit_bytes
         self._over_limit = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
-        changed = dict(os.environ)
+        # What it leaves in its temporary folder goes with it, as it will be killed; and no candidate finds another's.
+        self._temporary = tempfile.TemporaryDirectory(prefix="torchproof-", ignore_cleanup_errors=True)
+        changed = {**os.environ, "TMPDIR": self._temporary.name}
         for key, value in (environment or {}).items():
             if value is None:
                 changed.pop(key, None)
@@ -126,6 +130,7 @@ class FreshProcess:
                 os.close(fd)
         self._calls = self._answers = -1
         self._log.close()
+        self._temporary.cleanup()
 
     def log_tail(self) -> str:
         """The end of what the child printed."""
@@ -193,6 +198,15 @@ def _tree_bytes(pid: int) -> int:
         except psutil.NoSuchProcess:
             continue  # it ended while we counted
     return total
+
+
+def as_trial_error(exc: Exception) -> TrialError:
+    """One of ``CALL_ERRORS`` as the end of a trial, where it must not be the end of the run."""
+    if isinstance(exc, TrialError):
+        return exc
+    if isinstance(exc, UserCodeError):
+        return TrialError("failed", f"{exc.doing}: {exc.trace.rstrip().rpartition(chr(10))[2]}")
+    return TrialError("failed", str(exc))
 
 
 def _revive(error: dict[str, str]) -> Exception:

@@ -57,6 +57,8 @@ class HuggingFaceText(Service):
                 help="write a Service whose load() returns the model",
             )
         self.tokenizer = self._read("AutoTokenizer")
+        if len(self.tokenizer) <= len(self.tokenizer.all_special_tokens):  # what transformers makes of no file at all
+            raise TargetError(f"{folder} has no tokenizer", help="save the tokenizer into the same folder")
         longest = self.tokenizer.model_max_length  # 1e30 where the tokenizer was saved without it
         self.max_length = min(longest, getattr(self.config, "max_position_embeddings", longest))
         names = [n for n in self.tokenizer.model_input_names if n in ("input_ids", "attention_mask", "token_type_ids")]

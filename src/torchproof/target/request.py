@@ -117,7 +117,7 @@ def schemas(types: tuple[Any, ...], template: str) -> tuple[tuple[dict[str, Any]
 
 
 def _unknown(type_: type) -> dict[str, Any]:
-    return {}  # a type that JSON schema has no words for: anything
+    return {"title": type_.__name__}  # a type that JSON schema has no words for: anything
 
 
 def _is_pydantic(type_: Any) -> bool:

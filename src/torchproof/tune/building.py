@@ -1,5 +1,6 @@
 """Builds the artifacts of all variants before anything is timed, as many at once as there are cores."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -12,7 +13,7 @@ import msgspec
 
 from torchproof.errors import TrialError
 from torchproof.machine.threads import thread_environment
-from torchproof.measure.process import FreshProcess
+from torchproof.measure.process import CALL_ERRORS, FreshProcess, as_trial_error
 from torchproof.tune.candidates import Variant
 from torchproof.types import CompileSeen, Precision
 
@@ -63,9 +64,11 @@ def build_all(
     results: dict[Variant, Built] = {}
     with ExitStack() as stack:
         pool = ThreadPoolExecutor(max_workers=at_once)
-        stack.callback(pool.shutdown)
+        stack.callback(pool.shutdown, cancel_futures=True)
         processes: list[FreshProcess] = []
         stack.callback(_kill_all, processes)  # runs before the pool's shutdown, so that no thread waits for one
+        stopping = threading.Event()
+        stack.callback(stopping.set)
 
         def run(job: _Job) -> dict[Variant, Built]:
             with FreshProcess(
@@ -74,6 +77,8 @@ def build_all(
                 memory_limit_bytes=memory_limit_bytes,
             ) as process:
                 processes.append(process)
+                if stopping.is_set():
+                    process.kill()  # the pool took up one more job before it was shut down
                 return _build_job(job, process, spec, folder, num_threads, deadline)
 
         waiting = {pool.submit(run, job): job for job in jobs.values()}
@@ -114,18 +119,17 @@ def _build_job(
                 built=ready,
                 num_threads=num_threads,
             )
-        except TrialError as exc:
-            late = exc.kind == "timed out"
-            built.error = (
-                TrialError(
-                    "not built", f"not finished in {left:.0f} s; a larger --budget gives it more" if late else str(exc)
-                )
-                if late or exc.kind == "failed"
-                else exc
-            )
+        except CALL_ERRORS as exc:
+            built.error = _not_built(as_trial_error(exc), left)
             continue
         built.build_s = answer["build_s"]
         built.artifact_bytes = answer["artifact_bytes"]
         if answer["compiled"] is not None:
             built.compiled = msgspec.convert(answer["compiled"], CompileSeen)
     return results
+
+
+def _not_built(error: TrialError, given_s: float) -> TrialError:
+    if error.kind == "timed out":
+        return TrialError("not built", f"not finished in {given_s:.0f} s; a larger --budget gives it more")
+    return TrialError("not built", str(error)) if error.kind == "failed" else error

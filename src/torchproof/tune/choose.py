@@ -50,6 +50,15 @@ def eligible(trials: Sequence[Trial], tolerance: Tolerance, limits: Limits) -> l
     return sorted(fit, key=lambda t: -_interval(t)[0])
 
 
+def exclusions(trials: Sequence[Trial], tolerance: Tolerance, limits: Limits) -> list[str]:
+    """For each trial, what excluded it: where none may be served."""
+    reasons = []
+    for trial in trials:
+        why = "; ".join(filter(None, [failed_tolerance(trial, tolerance), *broken_limits(trial, limits)]))
+        reasons.append(f"{trial.candidate.label}: {why or f'{trial.outcome}: {trial.reason}'}")
+    return reasons
+
+
 def choose(ranked: Sequence[Trial], simplicity: Callable[[Candidate], tuple[int, ...]], separated: Separated) -> Trial:
     """The fastest; where a simpler one can't be told apart from it, the simpler one.
 

@@ -11,7 +11,7 @@ import msgspec
 from torchproof.errors import TrialError
 from torchproof.machine.threads import thread_environment
 from torchproof.measure.interleave import Block, Pairs, interleave
-from torchproof.measure.process import FreshProcess
+from torchproof.measure.process import CALL_ERRORS, FreshProcess, as_trial_error
 from torchproof.stats import median_interval, quantile, quantile_interval
 from torchproof.target.golden import within
 from torchproof.tune.building import Built
@@ -188,8 +188,8 @@ class Measuring:
                     cold_start_s=cold_start_s,
                     peak_memory_bytes=process.call("peak_memory_bytes", timeout_s=self.timeout_s),
                 )
-        except TrialError as exc:
-            return ended(BASELINE, exc)
+        except CALL_ERRORS as exc:
+            return ended(BASELINE, as_trial_error(exc))
 
     def trials(self, variant: Variant, built: Built, threads: Sequence[int], *, budget_s: float) -> list[Trial]:
         """One row for each thread count. However it ends, it ends as a row.
@@ -230,8 +230,8 @@ class Measuring:
                             compiled=built.compiled,
                         )
                     )
-        except TrialError as exc:
-            rows.append(ended(candidate, exc, build_s=built.build_s))
+        except CALL_ERRORS as exc:
+            rows.append(ended(candidate, as_trial_error(exc), build_s=built.build_s))
         return rows
 
     def _golden(self, process: FreshProcess) -> GoldenError:

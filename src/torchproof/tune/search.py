@@ -2,9 +2,10 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,16 @@ from torchproof.errors import LimitsError, RefusedError, TrialError
 from torchproof.machine.environment import read_environment
 from torchproof.machine.threads import thread_environment
 from torchproof.measure.interleave import interleave
-from torchproof.measure.process import FreshProcess
+from torchproof.measure.process import CALL_ERRORS, FreshProcess, as_trial_error
 from torchproof.rules.registry import judge
 from torchproof.runtimes import Runtime, open_runtime, skip_reason
 from torchproof.tune.building import Built, build_all
 from torchproof.tune.candidates import MAX_BATCH_SIZE, Variant, thread_counts, usable_threads
 from torchproof.tune.choose import (
     best_batch_size,
-    broken_limits,
     choose,
     eligible,
-    failed_tolerance,
+    exclusions,
     runners_up,
     runtime_decision,
     speed,
@@ -70,7 +70,7 @@ def tune(request: TuneRequest, progress: Progress = lambda text, share: None) ->
     """
     check_destination(request.output)
     with tempfile.TemporaryDirectory(
-        prefix=f".{request.output.name}.", suffix=".work", dir=request.output.parent
+        prefix=f".{request.output.name}.", suffix=".work", dir=request.output.parent.absolute()
     ) as work:
         return _Search(request, Path(work), progress).run()
 
@@ -184,14 +184,31 @@ class _Search:
             memory_limit_bytes=self.memory_limit_bytes,
             want_p99=self.request.limits.p99_s is not None,
         )
+        row = self.start_reference()
+        stack.callback(lambda: self.measuring.reference.process.close())
+        (baseline,) = self.beside_reference(lambda: [self.measuring.baseline_trial(self.left() / 10)])
+        self.trials += [baseline, row]
+
+    def start_reference(self) -> Trial:
         try:
-            _, row = self.measuring.open_reference(plain, self.built[plain].folder)
+            return self.measuring.open_reference(self.plain, self.built[self.plain].folder)[1]
         except TrialError as exc:
             raise RefusedError(
                 f"the eager model itself doesn't run: {exc.kind}: {exc}", help="run torchproof check on it"
             ) from None
-        stack.callback(lambda: self.measuring.reference.process.close())
-        self.trials += [self.measuring.baseline_trial(self.left() / 10), row]
+
+    def beside_reference(self, measure: Callable[[], list[Trial]]) -> list[Trial]:
+        """Measures against the reference; once more against a new one where it ended in the middle."""
+        for _ in range(2):
+            try:
+                return measure()
+            except ReferenceDiedError:
+                self.measuring.reference.process.close()
+                self.start_reference()
+        raise RefusedError(
+            "the reference's process ended twice in the middle of a trial",
+            help="look for what ends processes on this machine (memory?), and try again",
+        )
 
     def try_plain(self, plain: Variant) -> list[int]:
         """Thread counts, the one that suits the eager model best first."""
@@ -244,23 +261,14 @@ class _Search:
         precision = "" if variant.precision == "float32" else f" {variant.precision}"
         self.progress(f"measuring {variant.name}{precision}")
         built = self.built[variant]
-        for attempt in (1, 2):
-            try:
-                rows = self.measuring.trials(variant, built, counts, budget_s=budget_s)
-                break
-            except ReferenceDiedError:
-                if attempt == 2:
-                    raise RefusedError(
-                        "the reference's process ended twice in the middle of a trial",
-                        help="look for what ends processes on this machine (memory?), and try again",
-                    ) from None
-                self.restart_reference()
+        # Threads that are switched to have no cold start; where it is limited, each count gets a process of its own.
+        groups = [[n] for n in counts] if self.request.limits.max_cold_start_s is not None else [counts]
+        share = budget_s / len(groups)
+        rows: list[Trial] = []
+        for group in groups:
+            rows += self.beside_reference(partial(self.measuring.trials, variant, built, group, budget_s=share))
         self.trials += rows
         return rows
-
-    def restart_reference(self) -> None:
-        self.measuring.reference.process.close()
-        self.measuring.open_reference(self.plain, self.built[self.plain].folder)
 
     # 6. the choice
 
@@ -268,23 +276,13 @@ class _Search:
         """The trial to serve, and all that may be served, fastest first."""
         ranked = eligible(self.trials, self.request.tolerance, self.request.limits)
         if not ranked:
-            raise self.nothing_left()
-        chosen = choose(ranked, self.simplicity, self.separated)
-        return chosen, ranked
-
-    def nothing_left(self) -> LimitsError:
-        reasons = []
-        for trial in self.trials:
-            if trial.candidate == BASELINE:
-                continue
-            why = failed_tolerance(trial, self.request.tolerance) or "; ".join(
-                broken_limits(trial, self.request.limits)
+            tried = [trial for trial in self.trials if trial.candidate != BASELINE]
+            reasons = exclusions(tried, self.request.tolerance, self.request.limits)
+            raise LimitsError(
+                "\n  ".join(["nothing met the limits", *reasons]),
+                help="loosen the limit that excluded the one you want",
             )
-            reasons.append(f"{trial.candidate.label}: {why or f'{trial.outcome}: {trial.reason}'}")
-        return LimitsError(
-            "nothing met the limits\n" + "\n".join(f"  {reason}" for reason in reasons),
-            help="loosen the limit that excluded the one you want",
-        )
+        return choose(ranked, self.simplicity, self.separated), ranked
 
     def simplicity(self, candidate: Candidate) -> tuple[int, ...]:
         runtime = self.runtimes[candidate.runtime]
@@ -307,8 +305,9 @@ class _Search:
                     self.measuring.load(process, variant, self.built[variant].folder, candidate.num_threads)
                     blocks.append(self.measuring.reference.block(process))
                 result, _ = interleave(*blocks, names=names, budget_s=min(HEAD_TO_HEAD_S, self.left()))
-        except TrialError as exc:
-            self.ties[names[1]] = f"{speed(faster)}, but beside {names[0]} it {exc.kind}: {exc}"
+        except CALL_ERRORS as exc:
+            ended_as = as_trial_error(exc)
+            self.ties[names[1]] = f"{speed(faster)}, but beside {names[0]} it {ended_as.kind}: {ended_as}"
             return False
         if result.verdict == "better":
             return True
@@ -330,7 +329,7 @@ class _Search:
                 blocks = [self.measuring.reference.block(p, SHORT_BLOCK_S) for p in (process, other)]
                 names = (BASELINE.label, candidate.label)
                 return interleave(*blocks, names=names, budget_s=min(HEAD_TO_HEAD_S, self.left()))[0]
-        except TrialError:
+        except CALL_ERRORS:
             return None  # the baseline's own row says how it ended
 
     def variant_of(self, candidate: Candidate) -> Variant:
@@ -432,7 +431,7 @@ class _Search:
         """Replays the golden set from the finished bundle, in a fresh process, as ``serve`` will."""
         with FreshProcess(
             "torchproof.tune.jobs:Verify",
-            environment=thread_environment(self.chosen_threads),
+            environment={**thread_environment(self.chosen_threads), "PYTHONDONTWRITEBYTECODE": "1"},
             memory_limit_bytes=self.memory_limit_bytes,
         ) as process:
             try:
