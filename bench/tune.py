@@ -155,7 +155,7 @@ def table(results: Results) -> str:
         "",
         f"Written by `make bench` on {results.created}: {e.cpu_model}, {e.num_cores} cores, torch "
         f"{e.versions.get('torch')}, Python {e.python}. Ratios of {NUM_PAIRS} interleaved blocks, one request "
-        "at a time; above 1 the plan is faster. The interval is the median's, at 98.75%. Machines differ: run it on yours.",
+        "at a time; above 1 the plan is faster. The interval is the median's, at 98.75%. Machines differ: run yours.",
         "",
         "| model | plan | speed-up | p50 ratio | p99 ratio | cosine | load | search |",
         "|---|---|---|---|---|---|---|---|",

@@ -54,7 +54,7 @@ def test_missing_modules_and_unknown_runtimes_fall_back(
 ) -> None:
     bundle = make_bundle("of the future", "torchscript", "eager")
     reasons = {"torchscript": "needs onnx: pip install 'torchproof[onnx]'"}
-    monkeypatch.setattr("torchproof.serve.load.skip_reason", lambda runtime, *_: reasons.get(runtime.name, ""))
+    monkeypatch.setattr("torchproof.serve.load.skip_reason", lambda runtime, *_, **__: reasons.get(runtime.name, ""))
     loaded = open_bundle_model(bundle)
     assert [finding.evidence["error"] for finding in loaded.findings] == [
         "this torchproof has no runtime 'of the future'",

@@ -23,10 +23,13 @@ def check_destination(path: Path) -> None:
     """
     if path.exists() and not (path / PROOF).is_file():
         raise UsageError(f"{path} exists and is no bundle", help="name another folder with -o, or remove it")
-    with _disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+    with _disk_errors(path), tempfile.TemporaryFile(dir=existing_parent(path)):
+        pass
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder above that is there already; nothing is made before there is something to write."""
+    return next(folder for folder in path.absolute().parents if folder.exists())
 
 
 def write_bundle(
@@ -51,6 +54,7 @@ def write_bundle(
         UsageError: the disk is full or can't be written to.
     """
     with _disk_errors(path):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     try:
         with _disk_errors(path):

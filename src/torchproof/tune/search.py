@@ -13,7 +13,7 @@ import msgspec
 
 from torchproof import __version__
 from torchproof.bundle.read import ARTIFACTS
-from torchproof.bundle.write import check_destination, write_bundle
+from torchproof.bundle.write import check_destination, existing_parent, write_bundle
 from torchproof.errors import LimitsError, RefusedError, TrialError
 from torchproof.machine.environment import read_environment
 from torchproof.machine.threads import thread_environment
@@ -70,7 +70,7 @@ def tune(request: TuneRequest, progress: Progress = lambda text, share: None) ->
     """
     check_destination(request.output)
     with tempfile.TemporaryDirectory(
-        prefix=f".{request.output.name}.", suffix=".work", dir=request.output.parent.absolute()
+        prefix=f".{request.output.name}.", suffix=".work", dir=existing_parent(request.output)
     ) as work:
         return _Search(request, Path(work), progress).run()
 

@@ -18,7 +18,8 @@ class BuffersMutatedByForward(Rule[ModesSeen]):
 
     ## How it is detected
     All buffers are compared before and after forwards in eval mode and inference mode. Buffers that change only in
-    training mode (batch norm's running statistics) belong to TP101.
+    training mode (batch norm's running statistics) belong to TP101. A cache that only the first forward makes, or
+    enlarges for a larger request, is not reported.
 
     ## Example
     ```python

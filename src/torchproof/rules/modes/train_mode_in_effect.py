@@ -1,5 +1,6 @@
 """TP101."""
 
+import math
 from collections.abc import Iterable
 
 from torchproof.rules.base import Rule
@@ -63,7 +64,8 @@ class TrainModeInEffect(Rule[ModesSeen]):
         stopped = [name for name in seen.loaded_mutated_buffers if name not in seen.mutated_buffers]
         effects = []
         if stable_as_served and answers_differ(seen.eval_diff, seen):
-            effects.append(f"its answer is off by {of_largest(seen.eval_diff)}")
+            off = f"its answer is off by {of_largest(seen.eval_diff)}"
+            effects.append("its forward raises, or its answer is not finite" if math.isinf(seen.eval_diff) else off)
         if stable_as_served and answers_differ(seen.loaded_repeat_diff, seen):
             effects.append(f"equal requests differ by {of_largest(seen.loaded_repeat_diff)}")
         if stopped:
