@@ -275,6 +275,16 @@ def test_the_parents_death_ends_it(tmp_path: Path) -> None:
             os.kill(int(ready.read_text()), signal.SIGKILL)  # its grandchild is nobody's any more
 
 
+def test_what_it_leaves_in_its_temporary_folder_is_removed(start: Start) -> None:
+    """And no other process finds it there."""
+    first, second = start(), start()
+    folders = [Path(process.call("leave_behind", timeout_s=TIMEOUT_S)) for process in (first, second)]
+    assert all(folder.is_dir() for folder in folders)
+    assert folders[0].parent != folders[1].parent
+    first.close()
+    assert [folder.parent.exists() for folder in folders] == [False, True]
+
+
 def test_no_descriptor_stays_open_here() -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     for method in ("num_calls", "fail"):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,10 @@ class Handler:
         """The same in a grandchild."""
         code = f"import signal; x = b'1' * {num_bytes}; signal.pause()"
         subprocess.run([sys.executable, "-c", code], check=True)
+
+    def leave_behind(self) -> str:
+        """A temporary folder that nobody removes: the process will be killed."""
+        return tempfile.mkdtemp()
 
     def descriptors(self) -> list[str]:
         return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _open(fd))

@@ -51,7 +51,10 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fakes can be imported here and in every child; what the model registers here is forgotten again."""
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SRC), str(HERE)]))
+    # One thread count, one precision, short timings: what is tested is how a run ends.
     monkeypatch.setattr("torchproof.tune.search.thread_counts", lambda environment: (1,))
+    monkeypatch.setattr("torchproof.runtimes.eager.Eager.precisions", ("float32",))
+    monkeypatch.setattr("torchproof.tune.measuring.RATE_S", 0.02)
     monkeypatch.delitem(sys.modules, "fake_runtimes", raising=False)
 
 

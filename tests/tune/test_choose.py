@@ -156,6 +156,7 @@ def test_fewer_threads_are_simpler() -> None:
     ("error", "why"),
     [
         (GoldenError(output="y", cos=0.9989, max_abs=0.1, max_rel=0.1), "cos 0.9989 < 0.999 on y"),
+        (GoldenError(output="y", cos=0.99899996, max_abs=0.1, max_rel=0.1), "cos 0.99899996 < 0.999 on y"),
         (GoldenError(output="y", cos=None, max_abs=None, max_rel=None), "output y is not finite where it should be"),
         (GoldenError(output="y", cos=0.999, max_abs=9.0, max_rel=9.0), ""),
     ],
@@ -201,6 +202,7 @@ def test_the_baseline_is_no_candidate() -> None:
         (Limits(), []),
         (Limits(p99_s=0.01, max_memory_bytes=300 * MIB, max_cold_start_s=2.0), []),  # reached, not exceeded
         (Limits(p99_s=0.0099), ["p99 10 ms > 9.9 ms"]),
+        (Limits(p99_s=0.009999), ["p99 10 ms > 9.999 ms"]),
         (Limits(max_memory_bytes=299 * MIB), ["memory 300 MiB > 299 MiB"]),
         (Limits(max_cold_start_s=1.5), ["cold start 2 s > 1.5 s"]),
         (

@@ -1,11 +1,14 @@
 """What ``tune`` prints: one row for each candidate, then what was chosen and why each faster one lost."""
 
+import math
 import textwrap
 
 from torchproof.render import units
 from torchproof.types import Proof, Trial
 
 MAX_REASON = 200  # characters of an error in a table; the stored proof has all of it
+# Columns of the table; where it gets too wide, what the choice depends on least is left out.
+COLUMNS = ((0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 4), (0, 1, 4))
 
 
 def text(proof: Proof, output: str, width: int) -> str:
@@ -16,12 +19,15 @@ def text(proof: Proof, output: str, width: int) -> str:
         width: columns to wrap at.
     """
     parts = [
-        _subject(proof),
+        _wrap(_subject(proof), width),
         table(proof, width),
         _chosen(proof, width),
-        f"wrote {output}  ({proof.golden.num_rows} golden rows, {proof.golden.precision} reference; "
-        f"search took {units.seconds(proof.search_s)})\n"
-        f"next: torchproof serve {output}",
+        _wrap(
+            f"wrote {output}  ({proof.golden.num_rows} golden rows, {proof.golden.precision} reference; "
+            f"search took {units.seconds(proof.search_s)})",
+            width,
+        )
+        + f"\nnext: torchproof serve {output}",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -48,14 +54,10 @@ def table(proof: Proof, width: int) -> str:
         else:
             rest.append(trial)
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    if sum(widths) + 2 * (len(widths) - 1) > width:  # too narrow: leave out what the choice depends on least
-        keep = [0, 1, 2, 4]
-        rows = [tuple(row[i] for i in keep) for row in rows]
-        widths = [widths[i] for i in keep]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    for trial in rest:
-        line = f"{trial.candidate.label}: {trial.outcome}: {trial.reason[:MAX_REASON]}"
-        lines += textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    fitting = (keep for keep in COLUMNS if sum(widths[i] + 2 for i in keep) - 2 <= width)
+    keep = next(fitting, COLUMNS[-1])
+    lines = ["  ".join(row[i].ljust(widths[i]) for i in keep).rstrip() for row in rows]
+    lines += [_wrap(f"{t.candidate.label}: {t.outcome}: {t.reason[:MAX_REASON]}", width) for t in rest]
     return "\n".join(lines)
 
 
@@ -76,33 +78,29 @@ def _row(trial: Trial, proof: Proof) -> tuple[str, ...]:
 
 
 def _cos(value: float) -> str:
-    """As many nines as it has, and one digit more: 0.99987 says more than 1.000."""
-    return (
-        "1"
-        if value >= 1 - 1e-7
-        else f"{value:.7f}"[: 4 + max(0, len(f"{value:.7f}") - len(f"{value:.7f}".lstrip("0.9")) - 2)]
-    )
+    """Two digits after its nines, never rounded up: 0.99987 says more than 1.000, and 0.9989 is below 0.999."""
+    if value >= 1 - 1e-7:
+        return "1"
+    places = min(7, max(0, math.floor(-math.log10(1 - value) + 1e-9)) + 2)
+    return f"{math.floor(value * 10**places + 1e-6) / 10**places:.{places}f}"
 
 
 def _chosen(proof: Proof, width: int) -> str:
     lines = []
     gain = proof.speedup
     if gain is not None:
-        lines.append(
-            f"{gain.candidate}: {units.ratio(gain.ratio, gain.low, gain.high)} the speed of {gain.baseline}, "
-            f"as it is served today ({gain.verdict})"
-        )
+        ratio = units.ratio(gain.ratio, gain.low, gain.high)
+        line = f"{gain.candidate}: {ratio} the speed of {gain.baseline}, as it is served today ({gain.verdict})"
+        lines.append(_wrap(line, width))
     for decision in proof.plan.decisions:
-        line = f"{decision.knob}: {decision.value}   {decision.reason}"
-        lines += textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)
-        for lost in decision.rejected:
-            line = f"not {lost.value}: {lost.reason[:MAX_REASON]}"
-            lines += textwrap.wrap(
-                line,
-                width,
-                initial_indent="  ",
-                subsequent_indent="    ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+        lines.append(_wrap(f"{decision.knob}: {decision.value}   {decision.reason}", width))
+        lines += [_wrap(f"not {r.value}: {r.reason[:MAX_REASON]}", width, "  ") for r in decision.rejected]
     return "\n".join(lines)
+
+
+def _wrap(line: str, width: int, indent: str = "") -> str:
+    """Wrapped at spaces, so that a path stays in one piece."""
+    hanging = indent + "  "
+    return textwrap.fill(
+        line, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
+    )

@@ -20,21 +20,28 @@ def failed_tolerance(trial: Trial, tolerance: Tolerance) -> str:
     if math.isnan(value):
         return f"output {trial.golden.output} is not finite where it should be"
     sign = "<" if tolerance.metric == "cos" else ">"
-    return f"{tolerance.metric} {value:.4g} {sign} {tolerance.bound:.4g} on {trial.golden.output}"
+    return f"{tolerance.metric} {_apart(value, sign, tolerance.bound, 4)} on {trial.golden.output}"
 
 
 def broken_limits(trial: Trial, limits: Limits) -> list[str]:
     """The limits that exclude a measured trial, each with both numbers."""
     broken = []
     if limits.p99_s is not None and trial.p99 is not None and trial.p99.estimate > limits.p99_s:
-        broken.append(f"p99 {trial.p99.estimate * 1e3:.3g} ms > {limits.p99_s * 1e3:.3g} ms")
+        broken.append(f"p99 {_apart(trial.p99.estimate * 1e3, '>', limits.p99_s * 1e3, 3, ' ms')}")
     peak = trial.peak_memory_bytes
     if limits.max_memory_bytes is not None and peak is not None and peak > limits.max_memory_bytes:
         broken.append(f"memory {peak / 2**20:.0f} MiB > {limits.max_memory_bytes / 2**20:.0f} MiB")
     cold = trial.cold_start_s
     if limits.max_cold_start_s is not None and cold is not None and cold > limits.max_cold_start_s:
-        broken.append(f"cold start {cold:.3g} s > {limits.max_cold_start_s:.3g} s")
+        broken.append(f"cold start {_apart(cold, '>', limits.max_cold_start_s, 3, ' s')}")
     return broken
+
+
+def _apart(value: float, sign: str, bound: float, digits: int, unit: str = "") -> str:
+    """``0.9989 < 0.999``: with as many digits as it takes to see that it is so."""
+    while digits < 17 and f"{value:.{digits}g}" == f"{bound:.{digits}g}":
+        digits += 1
+    return f"{value:.{digits}g}{unit} {sign} {bound:.{digits}g}{unit}"
 
 
 def eligible(trials: Sequence[Trial], tolerance: Tolerance, limits: Limits) -> list[Trial]:

@@ -1,22 +1,18 @@
-"""The search: check, baseline, threads, builds, trials, choice, bundle."""
+"""The search: check, baseline, threads, builds, trials, choice."""
 
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from torchproof import __version__
 from torchproof.bundle.read import ARTIFACTS
-from torchproof.bundle.write import check_destination, existing_parent, write_bundle
 from torchproof.errors import LimitsError, RefusedError, TrialError
 from torchproof.machine.environment import read_environment
-from torchproof.machine.threads import thread_environment
 from torchproof.measure.interleave import interleave
 from torchproof.measure.process import CALL_ERRORS, FreshProcess, as_trial_error
 from torchproof.rules.registry import judge
@@ -24,30 +20,19 @@ from torchproof.runtimes import Runtime, open_runtime, skip_reason
 from torchproof.tune.building import Built, build_all
 from torchproof.tune.candidates import MAX_BATCH_SIZE, Variant, thread_counts, usable_threads
 from torchproof.tune.choose import (
-    best_batch_size,
     choose,
     eligible,
     exclusions,
-    runners_up,
-    runtime_decision,
     speed,
 )
 from torchproof.tune.measuring import BASELINE, REFERENCE, SHORT_BLOCK_S, Measuring, ReferenceDiedError, ended
 from torchproof.tune.request import Progress, TuneRequest
 from torchproof.types import (
-    SCHEMA,
     Candidate,
     CheckReport,
-    Choice,
     Comparison,
-    Decision,
     Environment,
     Finding,
-    GoldenSeen,
-    GoldenSummary,
-    Plan,
-    Proof,
-    Rejected,
     Trial,
 )
 
@@ -56,27 +41,31 @@ BUILD_SHARE = 0.55  # of the budget, with everything before it: the rest is for 
 MIN_TRIAL_S = 3.0  # below this a trial can't even load
 HEAD_TO_HEAD_S = 8.0
 MEMORY_SHARE = 0.8  # of the machine's memory: what one trial may take
-NUM_RUNNERS_UP = 2  # besides plain eager, which is always there
 
 
-def tune(request: TuneRequest, progress: Progress = lambda text, share: None) -> Proof:
-    """Measures, chooses, and writes the bundle.
+@dataclass(frozen=True)
+class Outcome:
+    """What a search comes to.
 
-    Raises:
-        UsageError: the target, the traffic or the output (see there). Nothing is written.
-        UserCodeError: the user's code raised.
-        RefusedError: equal requests get different answers, or the finished bundle doesn't reproduce the golden set.
-        LimitsError: nothing met the limits and the tolerance.
+    Attributes:
+        ranked: the trials that may be served, fastest first.
+        speedup: the chosen one against the baseline, in turns; None when the baseline could not be measured.
     """
-    check_destination(request.output)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{request.output.name}.", suffix=".work", dir=existing_parent(request.output)
-    ) as work:
-        return _Search(request, Path(work), progress).run()
+
+    chosen: Trial
+    ranked: list[Trial]
+    speedup: Comparison | None
 
 
-class _Search:
-    """One run; its methods are the steps, in order."""
+class Search:
+    """One run; its methods are the steps, in order.
+
+    Attributes:
+        trials: every row so far.
+        findings: of the check and of the trials.
+        ties: why a faster candidate was passed over for a simpler one, by label.
+        built: each variant's artifact.
+    """
 
     def __init__(self, request: TuneRequest, work: Path, progress: Progress) -> None:
         self.request = request
@@ -90,7 +79,15 @@ class _Search:
         self.built: dict[Variant, Built] = {}
         self.ties: dict[str, str] = {}
 
-    def run(self) -> Proof:
+    def run(self) -> Outcome:
+        """All steps.
+
+        Raises:
+            UsageError: the target or the traffic (see there).
+            UserCodeError: the user's code raised.
+            RefusedError: the model can't be run, or doesn't repeat its own answers.
+            LimitsError: nothing met the limits and the tolerance.
+        """
         self.prepare()
         with ExitStack() as stack:
             plain, *others = self.variants()
@@ -100,7 +97,7 @@ class _Search:
             self.try_all(others, threads)
             chosen, ranked = self.choose()
             speedup = self.against_baseline(chosen)
-        return self.write(chosen, ranked, speedup)
+        return Outcome(chosen=chosen, ranked=ranked, speedup=speedup)
 
     def progress(self, text: str) -> None:
         self._progress(text, min(1.0, self.spent() / self.request.budget_s))
@@ -334,117 +331,3 @@ class _Search:
 
     def variant_of(self, candidate: Candidate) -> Variant:
         return Variant(candidate.runtime, self.request.runtimes[candidate.runtime], candidate.precision)
-
-    # 7. the bundle
-
-    def write(self, chosen: Trial, ranked: list[Trial], speedup: Comparison | None) -> Proof:
-        request = self.request
-        self.chosen_threads = chosen.candidate.num_threads
-        self.progress(f"writing {request.output.name} and proving it")
-        others = runners_up(ranked, chosen, NUM_RUNNERS_UP)
-        artifacts: dict[str, Path] = {}
-        plan = Plan(
-            chosen=self.choice(chosen, artifacts),
-            runners_up=tuple(self.choice(trial, artifacts) for trial in others),
-            decisions=self.decisions(chosen),
-            holds_while=self.holds_while(),
-        )
-        proof = Proof(
-            schema=SCHEMA,
-            torchproof=__version__,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            target=request.target,
-            signature=self.report.signature,
-            traffic=self.report.traffic,
-            environment=self.environment,
-            limits=request.limits,
-            tolerance=request.tolerance,
-            golden=GoldenSummary(num_rows=self.prepared["num_golden_rows"], precision=self.prepared["precision"]),
-            batching=self.report.batching,
-            padding=self.report.padding,
-            baseline=BASELINE.label,
-            reference=REFERENCE.label,
-            speedup=speedup,
-            plan=plan,
-            trials=tuple(self.trials),
-            findings=tuple(self.findings),
-            search_s=self.spent(),
-        )
-        write_bundle(
-            request.output,
-            proof,
-            golden=self.work / "golden.safetensors",
-            weights=self.work / "weights.safetensors" if self.prepared["weights"] else None,
-            artifacts=artifacts,
-            code=[Path(path) for path in self.prepared["code"]],
-            prove=self.prove,
-        )
-        return proof
-
-    def choice(self, trial: Trial, artifacts: dict[str, Path]) -> Choice:
-        candidate = trial.candidate
-        runtime = self.runtimes[candidate.runtime]
-        variant = self.variant_of(candidate)
-        folder = self.built[variant].folder
-        name = f"{ARTIFACTS}/{candidate.runtime}-{candidate.precision}"
-        if folder.is_dir() and any(folder.iterdir()):
-            artifacts[name] = folder
-        return Choice(
-            candidate=candidate,
-            max_batch_size=best_batch_size(trial),
-            padding=self.report.padding,
-            artifact=name,
-            cpu_flags=self.environment.cpu_flags if runtime.native else (),
-        )
-
-    def decisions(self, chosen: Trial) -> tuple[Decision, ...]:
-        request, report = self.request, self.report
-        points = [f"{p.batch_size}: {p.rps.estimate:.3g} requests/s" for p in chosen.throughput]
-        return (
-            runtime_decision(chosen, self.trials, request.tolerance, request.limits, self.ties),
-            Decision(
-                knob="max_batch_size",
-                value=str(best_batch_size(chosen)),
-                reason="; ".join(points)
-                or ("not measured" if report.batching else "a row's answer depends on its batch"),
-            ),
-            Decision(
-                knob="padding",
-                value="yes" if report.padding else "no",
-                reason="padded and unpadded outputs agree" if report.padding else "not proven safe, or no dim varies",
-                rejected=tuple(Rejected(value="yes", reason=f.message) for f in self.findings if f.code == "TP702"),
-            ),
-        )
-
-    def holds_while(self) -> dict[str, str]:
-        """The facts that the plan rests on."""
-        environment = self.environment
-        facts: Mapping[str, str] = {
-            "cpu_model": environment.cpu_model,
-            "num_cores": str(environment.num_cores),
-            **{name: environment.versions[name] for name in ("torch", "onnxruntime") if name in environment.versions},
-            **{f"largest {dim}": str(sizes[-1]) for dim, sizes in self.report.traffic.sizes.items()},
-        }
-        return dict(facts)
-
-    def prove(self, folder: Path) -> None:
-        """Replays the golden set from the finished bundle, in a fresh process, as ``serve`` will."""
-        with FreshProcess(
-            "torchproof.tune.jobs:Verify",
-            environment={**thread_environment(self.chosen_threads), "PYTHONDONTWRITEBYTECODE": "1"},
-            memory_limit_bytes=self.memory_limit_bytes,
-        ) as process:
-            try:
-                answers = process.call("run", timeout_s=PREPARE_TIMEOUT_S, bundle=str(folder))
-            except TrialError as exc:
-                raise RefusedError(
-                    f"the finished bundle doesn't run: {exc.kind}: {exc}",
-                    help="files that the code reads go into Service.files; then tune again",
-                ) from None
-        for seen in msgspec.convert(answers, list[GoldenSeen]):
-            if not seen.within:
-                raise RefusedError(
-                    f"the finished bundle is off on {seen.output}: {seen.metric} {seen.error:.4g}, "
-                    f"tolerance {seen.bound:.4g}, {seen.batch_size} to a batch",
-                    help="code that reads other files than in Service.files gives other answers from the bundle",
-                )
