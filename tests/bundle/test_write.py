@@ -265,9 +265,12 @@ def test_a_destination_that_is_something_else_is_refused_before_the_search(tmp_p
             check_destination(tmp_path / name)
     with pytest.raises(UsageError, match="can't be written"):
         check_destination(tmp_path / "file" / "app.tp")
-    check_destination(tmp_path / "new" / "app.tp")
-    assert (tmp_path / "new").is_dir()
-    assert os.listdir(tmp_path / "new") == []
+    check_destination(tmp_path / "new" / "deep" / "app.tp")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"], "nothing is made before there is something to write"
+
+
+def test_folders_above_it_are_made(project: Any, tmp_path: Path) -> None:
+    open_bundle(project.write(tmp_path / "new" / "deep" / "app.tp"))
 
 
 @pytest.mark.parametrize("pattern", ["../outside.txt", "data/../../outside.txt", "/etc/hostname"])

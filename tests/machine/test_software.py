@@ -21,17 +21,17 @@ def test_the_table_of_extras_is_that_of_the_project(monkeypatch: pytest.MonkeyPa
     declared = {
         name: tuple(requirement.partition(">=")[0] for requirement in requirements)
         for name, requirements in project["optional-dependencies"].items()
-        if name != "all"
+        if name != "dev"
     }
     assert software._extras_table() == declared
 
 
 def test_extras_of_an_installed_torchproof(monkeypatch: pytest.MonkeyPatch) -> None:
-    requires = ["click>=8", 'pytest>=7; extra == "dev"', "no-such-package-xyz>=1; extra == 'dev'"]
+    requires = ["click>=8", 'pytest>=7; extra == "hf"', "no-such-package-xyz>=1; extra == 'hf'", "x; extra == 'dev'"]
     monkeypatch.setattr(metadata, "requires", lambda name: requires)
     (extra,) = software.extras()
-    assert (extra.name, extra.missing) == ("dev", ("no-such-package-xyz",))
-    assert extra.install == "pip install 'torchproof[dev]'"
+    assert (extra.name, extra.missing) == ("hf", ("no-such-package-xyz",))
+    assert extra.install == "pip install 'torchproof[hf]'"
 
 
 def test_variables_keep_empty_values_and_drop_others() -> None:

@@ -259,7 +259,9 @@ def test_the_parents_death_ends_it(tmp_path: Path) -> None:
     )
     ready = tmp_path / "ready"
     parent = subprocess.Popen(
-        [sys.executable, "-c", script, str(ready)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": PATH}
+        [sys.executable, "-c", script, str(ready)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)},
     )
     try:
         assert parent.stdout is not None

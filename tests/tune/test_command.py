@@ -82,9 +82,18 @@ def test_a_bad_destination_is_refused_before_the_search(
     assert "checking" not in said
 
 
-@pytest.mark.parametrize("moment", ["measuring eager", "building"])
-def test_ctrl_c_leaves_nothing_behind(app: Path, tmp_path: Path, wait_for: Callable[..., None], moment: str) -> None:
-    """While a trial runs; and while more artifacts wait to be built than there are cores. Exit code 130."""
+@pytest.mark.parametrize(
+    ("moment", "number", "code"),
+    [
+        ("measuring", signal.SIGINT, 130),
+        ("building", signal.SIGINT, 130),
+        ("measuring", signal.SIGTERM, 143),
+    ],
+)
+def test_a_signal_leaves_nothing_behind(
+    app: Path, tmp_path: Path, wait_for: Callable[..., None], moment: str, number: int, code: int
+) -> None:
+    """While a trial runs; and while more artifacts wait to be built than there are cores. The exit code is the shell's, 128 and the signal."""
     out, temporary = tmp_path / "out", tmp_path / "tmp"
     for folder in (out, temporary):
         folder.mkdir()
@@ -102,13 +111,13 @@ def test_ctrl_c_leaves_nothing_behind(app: Path, tmp_path: Path, wait_for: Calla
         wait_for(lambda: psutil.Process(process.pid).children(), "no child was started")
         children = psutil.Process(process.pid).children(recursive=True)
         assert os.listdir(out) != []
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         stdout, stderr = process.communicate(timeout=30)
     finally:
         process.kill()
         process.communicate()
-    assert (process.returncode, stdout) == (130, "")
-    assert stderr.endswith("interrupted\n")
+    assert (process.returncode, stdout) == (code, "")
+    assert stderr.endswith("interrupted\n") == (number == signal.SIGINT)
     assert "Traceback" not in stderr
     wait_for(lambda: not any(child.is_running() for child in children), "a child survived")
     assert os.listdir(out) == []

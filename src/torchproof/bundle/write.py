@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+from safetensors import SafetensorError
 
 from torchproof.bundle.read import ARTIFACTS, CODE, GOLDEN, PROOF, SUMS, WEIGHTS, sha256
 from torchproof.errors import UsageError
@@ -23,7 +24,7 @@ def check_destination(path: Path) -> None:
     """
     if path.exists() and not (path / PROOF).is_file():
         raise UsageError(f"{path} exists and is no bundle", help="name another folder with -o, or remove it")
-    with _disk_errors(path), tempfile.TemporaryFile(dir=existing_parent(path)):
+    with disk_errors(path), tempfile.TemporaryFile(dir=existing_parent(path)):
         pass
 
 
@@ -53,11 +54,11 @@ def write_bundle(
     Raises:
         UsageError: the disk is full or can't be written to.
     """
-    with _disk_errors(path):
+    with disk_errors(path):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     try:
-        with _disk_errors(path):
+        with disk_errors(path):
             stored = copy_code(proof.target, partial / CODE, code)
             shutil.copyfile(golden, partial / GOLDEN)
             if weights is not None:
@@ -70,7 +71,7 @@ def write_bundle(
             partial.chmod(0o755)  # mkdtemp gives 0700; the server may run as another user
         if prove is not None:
             prove(partial)
-        with _disk_errors(path):
+        with disk_errors(path):
             _swap(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -118,12 +119,14 @@ def _swap(partial: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns what the file system raises into a ``UsageError`` that names ``path``."""
     try:
         yield
-    except (OSError, shutil.Error) as exc:
-        # shutil.Error has no errno: it gathers what went wrong with each file, as text.
-        if any(exc.errno == code or os.strerror(code) in str(exc) for code in (errno.ENOSPC, errno.EDQUOT)):
+    except (OSError, shutil.Error, SafetensorError) as exc:
+        # shutil.Error and SafetensorError have no errno: they give what went wrong as text.
+        code = getattr(exc, "errno", None)
+        if any(code == full or os.strerror(full) in str(exc) for full in (errno.ENOSPC, errno.EDQUOT)):
             raise UsageError(
                 f"the disk is full: {path} was not written", help="free some space, or name another place"
             ) from None

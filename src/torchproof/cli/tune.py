@@ -1,7 +1,9 @@
 """``torchproof tune``: measure the candidates, choose, write a proven bundle."""
 
 import shutil
+import signal
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -58,6 +60,7 @@ def command(
     request = TuneRequest(
         target=resolved, output=output, traffic=traffic, budget_s=budget, limits=limits, tolerance=tolerance
     )
+    signal.signal(signal.SIGTERM, _stop)
     with Progress() as progress:
         done = tune(request, progress)
     if format_ == "json":
@@ -67,3 +70,8 @@ def command(
     if done.findings:
         click.echo(findings.text(done.findings, width))
     click.echo(proof.text(done, str(output), width), nl=False)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends it as Ctrl-C does: its processes and folders are cleaned up on the way out."""
+    raise SystemExit(128 + number)

@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def extras() -> tuple[Extra, ...]:
-    """torchproof's extras, what each still lacks, and the command that installs it."""
+    """The extras that users install, what each still lacks, and the command that installs it."""
     return tuple(
         Extra(
             name=name,
@@ -65,6 +65,7 @@ def extras() -> tuple[Extra, ...]:
             install=f"pip install 'torchproof[{name}]'",
         )
         for name, packages in _extras_table().items()
+        if name != "dev"
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torchproof.bundle.code import user_files
 from torchproof.bundle.read import open_bundle
 from torchproof.bundle.replay import ascending, load_choice, replay, run_batched
+from torchproof.bundle.write import disk_errors
 from torchproof.check import audit
 from torchproof.runtimes import Source, open_runtime
 from torchproof.runtimes.eager import Eager
@@ -43,15 +44,17 @@ class Prepare:
         rows = done.subject.rows
         picked = [rows[i] for i in golden.spread(rows, done.signature)]
         references, precision = golden.reference(module, picked, done.signature)
-        golden.save(out / "golden.safetensors", picked, references)
         timed = [rows[i] for i in golden.spread(rows, done.signature, NUM_TIMED_ROWS)]
-        golden.save(out / "rows.safetensors", timed, [])
+        with disk_errors(out):
+            golden.save(out / "golden.safetensors", picked, references)
+            golden.save(out / "rows.safetensors", timed, [])
+            has_weights = save_weights(module, out / "weights.safetensors")
         service = done.subject.service
         return {
             "report": msgspec.to_builtins(done.report),
             "precision": precision,
             "num_golden_rows": len(picked),
-            "weights": save_weights(module, out / "weights.safetensors"),
+            "weights": has_weights,
             "code": [str(path) for path in user_files(done.report.target, service.files)],
             "encode_needs_load": done.encode_needs_load,
             "num_timed_rows": len(timed),

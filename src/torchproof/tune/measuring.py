@@ -36,6 +36,8 @@ REFERENCE = Candidate(runtime="eager", num_threads=1)
 BLOCK_S = 0.08  # of the reference: long beside the clock's steps, short beside a neighbour's bursts
 SHORT_BLOCK_S = 0.02  # for the baseline, which can be 50 times slower than it should be
 MAX_REPEATS = 200
+PATIENCE = 10  # times as slow as the reference may a candidate be before it counts as hanging
+PILOT_S = 5.0  # for the first look at how long the reference takes
 RATE_S = 0.3  # of timing at one batch size; a fast model gets up to NUM_RATES samples, a slow one a single pass
 NUM_RATES = 6  # the fewest samples whose range is a 95% interval of the median
 NUM_CALLS_FOR_P99 = 368  # the fewest for a two-sided 95% interval of a p99
@@ -57,9 +59,12 @@ class Reference:
         self.process = process
         self.num_rows = num_rows
         self.timeout_s = timeout_s
-        # Twice over all rows; the first pass meets cold caches at every size and is not kept.
-        calls = process.call("time", timeout_s=timeout_s, rows=list(range(num_rows)), repeats=2)
-        self.calls: list[float] = calls[num_rows:]
+        # The first pass meets cold caches at every size and is not kept. A slow model is timed on fewer rows.
+        one = process.call("time", timeout_s=timeout_s, rows=[num_rows // 2], repeats=1)[0]
+        step = max(1, math.ceil(num_rows * one / PILOT_S))
+        rows = list(range(0, num_rows, step))
+        calls = process.call("time", timeout_s=timeout_s, rows=rows, repeats=2)
+        self.calls: list[float] = calls[len(rows) :]
         self.call_s = median_interval(self.calls)[0]
 
     def block(self, process: FreshProcess, block_s: float = BLOCK_S) -> Block:
@@ -73,7 +78,8 @@ class Reference:
 
         def run(number: int) -> list[float]:
             rows = list(range(number % num_strata, self.num_rows, num_strata))
-            seconds: list[float] = process.call("time", timeout_s=self.timeout_s, rows=rows, repeats=repeats)
+            timeout_s = self.timeout_s + PATIENCE * self.call_s * len(rows)
+            seconds: list[float] = process.call("time", timeout_s=timeout_s, rows=rows, repeats=repeats)
             return seconds
 
         return run
@@ -118,6 +124,11 @@ class Measuring:
         self.timeout_s = timeout_s
         self.memory_limit_bytes = memory_limit_bytes
         self.want_p99 = want_p99
+
+    @property
+    def pass_timeout_s(self) -> float:
+        """Seconds that one pass over all rows may take."""
+        return self.timeout_s + PATIENCE * self.reference.call_s * self.reference.num_rows
 
     def process(self, num_threads: int) -> FreshProcess:
         """A fresh process with the environment that ``serve`` will have; 0 threads: the default one."""
@@ -239,7 +250,7 @@ class Measuring:
         errors = []
         for batch_size in sorted({1, int(self.spec["max_batch_size"])}):
             answer = process.call(
-                "golden", timeout_s=self.timeout_s, batch_size=batch_size, padding=self.spec["padding"]
+                "golden", timeout_s=self.pass_timeout_s, batch_size=batch_size, padding=self.spec["padding"]
             )
             errors.append(msgspec.convert(answer, GoldenError))
         return next((e for e in errors if not within(e, self.tolerance)), errors[-1])
@@ -258,10 +269,10 @@ class Measuring:
             if batch_size > self.spec["max_batch_size"]:
                 break
             arguments = {"batch_size": batch_size, "padding": self.spec["padding"]}
-            rates = process.call("throughput", timeout_s=self.timeout_s, repeats=1, **arguments)
+            rates = process.call("throughput", timeout_s=self.pass_timeout_s, repeats=1, **arguments)
             more = min(NUM_RATES - 1, int(RATE_S * rates[0] / self.reference.num_rows))
             if more:
-                rates += process.call("throughput", timeout_s=self.timeout_s, repeats=more, **arguments)
+                rates += process.call("throughput", timeout_s=self.pass_timeout_s, repeats=more, **arguments)
             estimate, low, high = median_interval(rates)
             points.append(
                 Throughput(

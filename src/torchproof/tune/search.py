@@ -292,20 +292,22 @@ class Search:
             self.ties[names[1]] = f"{speed(faster)}, not told apart from {names[0]}, which is simpler (no time left)"
             return False
         self.progress(f"comparing {names[1]} with {names[0]}")
-        try:
-            with ExitStack() as stack:
-                blocks = []
+        with ExitStack() as stack:
+            processes: list[FreshProcess] = []
+            try:
                 for trial in (simpler, faster):
                     candidate = trial.candidate
+                    processes.append(stack.enter_context(self.measuring.process(candidate.num_threads)))
                     variant = self.variant_of(candidate)
-                    process = stack.enter_context(self.measuring.process(candidate.num_threads))
-                    self.measuring.load(process, variant, self.built[variant].folder, candidate.num_threads)
-                    blocks.append(self.measuring.reference.block(process))
+                    self.measuring.load(processes[-1], variant, self.built[variant].folder, candidate.num_threads)
+                blocks = [self.measuring.reference.block(process) for process in processes]
                 result, _ = interleave(*blocks, names=names, budget_s=min(HEAD_TO_HEAD_S, self.left()))
-        except CALL_ERRORS as exc:
-            ended_as = as_trial_error(exc)
-            self.ties[names[1]] = f"{speed(faster)}, but beside {names[0]} it {ended_as.kind}: {ended_as}"
-            return False
+            except CALL_ERRORS as exc:
+                if len(processes) == 1 or not processes[0].alive:
+                    return True  # the simpler one is what ended
+                ended_as = as_trial_error(exc)
+                self.ties[names[1]] = f"{speed(faster)}, but beside {names[0]} it {ended_as.kind}: {ended_as}"
+                return False
         if result.verdict == "better":
             return True
         self.ties[names[1]] = (
