@@ -93,7 +93,10 @@ def test_a_bad_destination_is_refused_before_the_search(
 def test_a_signal_leaves_nothing_behind(
     app: Path, tmp_path: Path, wait_for: Callable[..., None], moment: str, number: int, code: int
 ) -> None:
-    """While a trial runs; and while more artifacts wait to be built than there are cores. The exit code is the shell's, 128 and the signal."""
+    """While a trial runs; and while more artifacts wait to be built than there are cores.
+
+    The exit code is the shell's: 128 and the signal's number.
+    """
     out, temporary = tmp_path / "out", tmp_path / "tmp"
     for folder in (out, temporary):
         folder.mkdir()
