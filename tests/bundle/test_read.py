@@ -60,14 +60,67 @@ def test_a_missing_file_is_named(bundle: Path, name: str) -> None:
     assert name in str(refused(bundle))
 
 
-@pytest.mark.parametrize("name", ["code/json.py", "code/parts/more.py"])
+ADDED = ["code/json.py", "code/parts/more.py", "code/json.so", "code/json.pyc", "code/data/more.txt", "code/.env"]
+
+
+@pytest.mark.parametrize("name", ADDED)
 def test_added_code_is_refused(bundle: Path, name: str) -> None:
-    """It would be imported in the place of what was proven."""
+    """It would be imported or read in the place of what was proven."""
     (bundle / name).write_text("")
-    assert name in str(refused(bundle))
+    error = refused(bundle)
+    assert name in str(error)
+    assert error.help.startswith("remove it")
 
 
-@pytest.mark.parametrize("name", ["code/__pycache__/app.cpython-311.pyc", "README", "code/cache.json", "artifacts/x"])
+def test_an_added_link_to_code_is_refused(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("")
+    (bundle / "code" / "json").symlink_to(tmp_path / "json")
+    assert "code/json is not in SHA256SUMS" in str(refused(bundle))
+
+
+@pytest.mark.parametrize("folder", ["", "code", "code/parts"])
+def test_only_the_bundles_own_checksums_are_not_listed(bundle: Path, folder: str) -> None:
+    """A model's folder may bring a file of the same name."""
+    (bundle / folder / "SHA256SUMS").write_text("")
+    reseal(bundle)
+    open_bundle(bundle)
+
+
+LEADS_OUT = ["/etc/hostname", "../app.py", "code/../../app.py"]
+
+
+@pytest.mark.parametrize("name", LEADS_OUT)
+def test_no_checksum_is_read_from_elsewhere(bundle: Path, name: str) -> None:
+    with (bundle / "SHA256SUMS").open("a") as file:
+        file.write(f"{'0' * 64}  {name}\n")
+    assert f"SHA256SUMS: {name!r} leads out of the bundle" in str(refused(bundle))
+
+
+@pytest.mark.parametrize("name", LEADS_OUT)
+@pytest.mark.parametrize("key", ["target", "chosen", "runner-up"])
+def test_no_code_or_artifact_is_loaded_from_elsewhere(bundle: Path, key: str, name: str) -> None:
+    def change(proof: dict[str, Any]) -> None:
+        chosen = proof["plan"]["chosen"]
+        if key == "target":
+            proof["target"]["path"] = name
+        elif key == "chosen":
+            chosen["artifact"] = name
+        else:
+            proof["plan"]["runners_up"] = [{**chosen, "artifact": name}]
+
+    edit(bundle, change)
+    assert f"proof.json: {name!r} leads out of the bundle" in str(refused(bundle))
+
+
+def test_dots_in_a_name_lead_nowhere(bundle: Path) -> None:
+    edit(bundle, lambda proof: proof["plan"]["chosen"].update(artifact="artifacts/v1..2/./eager"))
+    open_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    "name", ["code/__pycache__/app.cpython-311.pyc", "code/parts/__pycache__/x.pyc", "README", "artifacts/x"]
+)
 def test_what_running_it_leaves_behind_is_no_harm(bundle: Path, name: str) -> None:
     file = bundle / name
     file.parent.mkdir(exist_ok=True)

@@ -289,7 +289,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         user_files(target, ["vocab.txt"])
 
 
-@pytest.mark.parametrize("kind", ["exported", "torchscript", "onnx"])
+@pytest.mark.parametrize("kind", ["exported", "torchscript"])
 def test_of_a_saved_model_the_file_is_taken(tmp_path: Path, kind: Any) -> None:
     path = tmp_path / "model.bin"
     assert user_files(Target(reference="m", kind=kind, path=str(path)), []) == [path]

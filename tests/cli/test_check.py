@@ -129,3 +129,13 @@ def test_a_bare_module_with_examples(write: Write, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert out.startswith(f"{path}:net: 4 requests from samples()\n")
     assert "padding" not in out
+
+
+def test_a_decode_that_fails_is_found_before_it_is_served(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the user's own traceback; and a response that JSON has no form for is named."""
+    path = write(GOOD.replace("outputs.tolist()", "outputs.tolits()"))
+    assert main(["check", str(path)]) == 2
+    assert "outputs.tolits()" in capsys.readouterr().err
+    path = write(GOOD.replace("outputs.tolist()", "object()"), "other.py")
+    assert main(["check", str(path)]) == 2
+    assert "decode() returned a object, which JSON has no form for" in capsys.readouterr().err

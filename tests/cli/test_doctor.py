@@ -65,3 +65,10 @@ def test_stays_free_of_torch() -> None:
     environ = {**os.environ, "PYTHONPATH": SRC}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_help_has_examples() -> None:
+    done = doctor("--help")
+    assert done.returncode == 0
+    assert "Examples:\n    torchproof doctor\n" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())

@@ -133,6 +133,7 @@ def test_messages_name_the_value_that_shows_it() -> None:
     assert "cos is 0.998997 and has to be at least 0.999" in message("TP704/bad_by_a_hair")
     assert "max_abs is 0.0234 and has to be at most 0.01" in message("TP704/bad_max_abs")
     assert message("TP706/bad").startswith("encode needs load(), so each replica pays 5.6 s")
+    assert message("TP707/bad") == "the plan was measured elsewhere: num_cores 8 -> 2, torch 2.13.0 -> 2.14.1"
 
 
 # The edges of single rules

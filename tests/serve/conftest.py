@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from torchproof.bundle.code import user_files
 from torchproof.bundle.read import SUMS, Bundle, open_bundle
 from torchproof.bundle.write import write_bundle, write_sums
-from torchproof.machine.environment import read_environment
+from torchproof.machine.environment import plan_facts, read_environment
 from torchproof.runtimes import RUNTIMES, Source, open_runtime
 from torchproof.serve.answer import Answerer, Loaded
 from torchproof.serve.app import create_app
@@ -105,6 +105,7 @@ def make_bundle(tmp_path: Path) -> BundleMaker:
         code: str = APP,
         cpu_flags: dict[str, tuple[str, ...]] | None = None,
         findings: tuple[Finding, ...] = (),
+        holds_while: dict[str, str] | None = None,
     ) -> Bundle:
         folder = tmp_path / "src"
         folder.mkdir()
@@ -135,6 +136,8 @@ def make_bundle(tmp_path: Path) -> BundleMaker:
                     cpu_flags=(cpu_flags or {}).get(name, ()),
                 )
             )
+        environment = read_environment()
+        facts = plan_facts(environment) | {"largest length": "6"}
         proof = Proof(
             schema=SCHEMA,
             torchproof="0.1.0",
@@ -142,7 +145,7 @@ def make_bundle(tmp_path: Path) -> BundleMaker:
             target=target,
             signature=signature,
             traffic=subject.traffic(signature),
-            environment=read_environment(),
+            environment=environment,
             limits=Limits(),
             tolerance=Tolerance(),
             golden=GoldenSummary(num_rows=len(subject.rows), precision=precision),
@@ -151,7 +154,12 @@ def make_bundle(tmp_path: Path) -> BundleMaker:
             baseline="eager, default threads",
             reference="eager, 1 thread",
             speedup=None,
-            plan=Plan(chosen=choices[0], runners_up=tuple(choices[1:]), decisions=(), holds_while={}),
+            plan=Plan(
+                chosen=choices[0],
+                runners_up=tuple(choices[1:]),
+                decisions=(),
+                holds_while=facts if holds_while is None else holds_while,
+            ),
             trials=(),
             findings=findings,
             search_s=1.0,

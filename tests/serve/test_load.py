@@ -1,6 +1,7 @@
 """The first choice that runs here is served, after its golden set; whatever isn't right is refused."""
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -95,6 +96,20 @@ def test_a_golden_set_that_cannot_be_replayed_is_refused(
     sealed(bundle.path)
     with pytest.raises(RefusedError, match="the golden set could not be replayed: KeyError"):
         open_bundle_model(open_bundle(bundle.path))
+
+
+def test_a_plan_made_elsewhere_is_served_with_a_finding(make_bundle: BundleMaker) -> None:
+    loaded = open_bundle_model(make_bundle("eager", holds_while={"torch": "2.0.0", "num_cores": "4096"}))
+    (finding,) = loaded.findings
+    assert (finding.code, finding.severity, finding.where) == ("TP707", "warning", loaded.target)
+    assert f"torch 2.0.0 -> {version('torch')}" in finding.message
+    assert "num_cores 4096 -> " in finding.message
+
+
+@pytest.mark.parametrize("holds_while", [None, {}, {"largest length": "1"}, {"openvino": "2030.1"}])
+def test_a_plan_made_here_gives_no_finding(holds_while: dict[str, str] | None, make_bundle: BundleMaker) -> None:
+    """None: every fact, as tune stores them here. What can't be compared at the start is no difference."""
+    assert open_bundle_model(make_bundle("eager", holds_while=holds_while)).findings == ()
 
 
 NEEDS_LOAD = """

@@ -98,5 +98,8 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, encoder: Path) -> None:
     for file in encoder.iterdir():
         if file.suffix != ".safetensors":
             (weightless / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(TargetError, match="holds no weights as safetensors"):
+        HuggingFaceText(weightless)
+    (weightless / "model.safetensors").write_bytes(b"{")
     with pytest.raises(TargetError, match="not readable by AutoModel"):
         HuggingFaceText(weightless).load()

@@ -119,3 +119,11 @@ def test_what_is_no_target(tmp_path: Path) -> None:
     for name, message in (("notes.txt", ".txt is no kind"), ("Makefile", "no suffix"), ("", "without config.json")):
         with pytest.raises(TargetError, match=message):
             resolve(str(tmp_path / name))
+
+
+def test_a_dotted_name_of_a_file_at_hand_is_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``app:Net`` beside app.py: a bundle takes a file along, and an imported module not."""
+    monkeypatch.chdir(tmp_path)
+    assert resolve("app:Net").module == "app"
+    (tmp_path / "app.py").touch()
+    assert resolve("app:Net").path == str(tmp_path / "app.py")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchproof.bundle.code import user_files
 from torchproof.check import Audit, audit
 from torchproof.errors import TargetError, TrafficError
 from torchproof.target.resolve import resolve
@@ -170,3 +171,24 @@ def test_a_broken_file(saved: Path, tmp_path: Path, name: str) -> None:
         broken.write_bytes(damaged)
         with pytest.raises(TargetError):
             audit(resolve(str(broken)), saved / "net.jsonl")
+
+
+def test_an_onnx_file_with_its_tensors_beside_it(tmp_path: Path) -> None:
+    """Exporters move large tensors out of the file: they go along, and a missing one is named."""
+    wide = nn.Linear(600, 600).eval()
+    exported = torch.export.export(wide, (torch.ones(2, 600),), dynamic_shapes=({0: DYNAMIC},))
+    path = tmp_path / "wide.onnx"
+    torch.onnx.export(exported, f=str(path), verbose=False, external_data=True)
+    (beside,) = [file for file in tmp_path.iterdir() if file != path]
+    assert user_files(resolve(str(path)), []) == [path, beside]
+    beside.rename(tmp_path / "elsewhere")
+    with pytest.raises(TargetError, match=f"keeps tensors in {beside.name}"):
+        user_files(resolve(str(path)), [])
+
+
+def test_whole_numbers_in_traffic_may_be_floats(saved: Path, tmp_path: Path) -> None:
+    """One line of a JavaScript client that writes 1 for 1.0 doesn't make an input int64."""
+    traffic = tmp_path / "mixed.jsonl"
+    traffic.write_text("""{"x": [[1, 0, 2]], "mask": [1]}\n{"x": [[0.5, 0, 2]], "mask": [1.0]}\n""")
+    report = audited(saved, "script.pt", str(traffic)).report
+    assert {spec.dtype for spec in report.signature.inputs} == {"float32"}

@@ -16,6 +16,7 @@ from torchproof.tune.choose import (
     failed_tolerance,
     runners_up,
     runtime_decision,
+    unproven_p99,
     why_not,
 )
 from torchproof.types import (
@@ -299,3 +300,33 @@ def test_thread_counts_stay_within_what_may_be_used(
     environment = msgspec.structs.replace(read_environment(), num_cores=num_cores, cpu_quota=quota)
     assert thread_counts(environment) == counts
     assert usable_threads(environment) == counts[-1]
+
+
+def test_a_gain_within_the_margin_is_measured_again_head_to_head() -> None:
+    """1.02x, surely above 1, is still no reason for another runtime; 1.10x is."""
+    asked: list[str] = []
+
+    def separated(faster: Trial, simpler: Trial) -> bool:
+        asked.append(faster.candidate.runtime)
+        return False
+
+    eager = trial("eager")
+    for ratio, chosen in (((1.02, 1.01, 1.025), "eager"), ((1.10, 1.05, 1.15), "torchscript")):
+        ranked = [trial("torchscript", ratio), eager]
+        picked = choose(ranked, lambda c: (RANKS[c.runtime],), separated)
+        assert picked.candidate.runtime == chosen
+    assert asked == ["torchscript"]
+
+
+def test_a_p99_without_an_upper_bound_is_called_undecided() -> None:
+    """It may be served, and the plan says that the limit is not proven."""
+    met = trial("eager", p99_s=0.01)
+    assert met.p99 is not None
+    limits = Limits(p99_s=0.02)
+    proven = msgspec.structs.replace(met, p99=msgspec.structs.replace(met.p99, low=0.009, high=0.015))
+    open_ended = msgspec.structs.replace(met, p99=msgspec.structs.replace(met.p99, low=0.009, high=None))
+    above = msgspec.structs.replace(met, p99=msgspec.structs.replace(met.p99, low=0.009, high=0.021))
+    assert unproven_p99(proven, limits) == ""
+    assert "without an upper bound: undecided against 20 ms" in unproven_p99(open_ended, limits)
+    assert "up to 21 ms: undecided" in unproven_p99(above, limits)
+    assert unproven_p99(open_ended, Limits()) == ""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from torchproof.errors import TargetError
+from torchproof.target.saved import onnx_files
 from torchproof.types import Target
 
 # Folders below the user's own that hold other people's code.
@@ -23,6 +24,8 @@ def user_files(target: Target, patterns: Iterable[str]) -> list[Path]:
     if target.path is None or target.kind == "huggingface":
         return []
     path = Path(target.path)
+    if target.kind == "onnx":
+        return onnx_files(path)
     if target.kind != "python":
         return [path]
     return sorted({path, *_imported_from(path.parent), *_named(path.parent, patterns)})

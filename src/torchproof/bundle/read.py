@@ -1,8 +1,9 @@
 """Reads a bundle and checks that nothing in it changed."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -52,7 +53,8 @@ def open_bundle(path: Path) -> Bundle:
     """The bundle in a folder.
 
     Raises:
-        BundleError: no bundle, a missing, changed or added file (named), or a schema newer than this torchproof's.
+        BundleError: no bundle, a missing, changed or added file (named), a name that leads out of the bundle, or a
+            schema newer than this torchproof's.
     """
     if not path.is_dir():
         raise BundleError(f"{path}: no such folder", help="a bundle is the folder that torchproof tune -o wrote")
@@ -75,6 +77,8 @@ def open_bundle(path: Path) -> Bundle:
         proof = decode(text, Proof, what=str(path / PROOF))
     except UsageError as exc:
         raise BundleError(str(exc), help=AGAIN) from None
+    choices = (proof.plan.chosen, *proof.plan.runners_up)
+    _check_names(path / PROOF, [proof.target.path or "", *(choice.artifact for choice in choices)])
     return Bundle(path=path.resolve(), proof=proof)
 
 
@@ -86,17 +90,36 @@ def _check_sums(path: Path) -> None:
     except UnicodeDecodeError:
         raise BundleError(f"{path}: {SUMS} was changed after the bundle was written", help=AGAIN) from None
     sums = [line.partition("  ")[::2] for line in lines]
-    # Code that nobody wrote down would be imported; what running the bundle leaves in it does no harm.
-    vital = [path / PROOF, path / GOLDEN, path / WEIGHTS, *(path / CODE).rglob("*.py")]
-    unknown = {file.relative_to(path).as_posix() for file in vital if file.exists()} - {name for _, name in sums}
+    _check_names(path / SUMS, [name for _, name in sums])
+    vital = [file for file in (path / PROOF, path / GOLDEN, path / WEIGHTS) if file.exists()]
+    unknown = {file.relative_to(path).as_posix() for file in (*vital, *_code(path))} - {name for _, name in sums}
     if unknown:
-        raise BundleError(f"{path}: {min(unknown)} is not in {SUMS}: it was added later", help=AGAIN)
+        raise BundleError(f"{path}: {min(unknown)} is not in {SUMS}: it was added later", help=f"remove it, or {AGAIN}")
     for digest, name in sums:
         file = path / name
         if not file.is_file():
             raise BundleError(f"{path}: {name} is missing", help=AGAIN)
         if sha256(file) != digest:
             raise BundleError(f"{path}: {name} was changed after the bundle was written", help=AGAIN)
+
+
+def _code(path: Path) -> list[Path]:
+    """What may be imported or read: whatever its suffix, and links too, since a folder may lie behind them."""
+    code = path / CODE
+    return [
+        file
+        for file in code.rglob("*")
+        if file.is_symlink() or not file.is_dir()
+        if "__pycache__" not in file.relative_to(code).parts  # written by running the bundle
+    ]
+
+
+def _check_names(file: Path, names: Iterable[str]) -> None:
+    """Names in ``file`` stay inside the bundle."""
+    for name in names:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise BundleError(f"{file}: {name!r} leads out of the bundle", help=AGAIN)
 
 
 def sha256(path: Path) -> str:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from torchproof.bundle.read import GOLDEN, Bundle
 from torchproof.runtimes import RUNTIMES, Source, open_runtime
 from torchproof.target import golden
+from torchproof.target.modules import ModuleService
 from torchproof.target.rows import Row, Run, batches, run_rows, sizes_of, volume
 from torchproof.target.service import Service
 from torchproof.target.subject import load_module
@@ -15,6 +18,8 @@ def open_source(bundle: Bundle, service: Service, choice: Choice) -> Source:
     """What a runtime loads the choice from. Warms up on the golden set's inputs."""
     proof = bundle.proof
     inputs, _ = golden.load(bundle.path / GOLDEN)
+    if isinstance(service, ModuleService):
+        service.typed_by({spec.name: getattr(torch, spec.dtype) for spec in proof.signature.inputs})
     return Source(
         module=lambda: load_module(service, bundle.weights).eval(),
         signature=proof.signature,

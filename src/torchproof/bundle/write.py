@@ -80,7 +80,7 @@ def write_bundle(
 
 def write_sums(folder: Path) -> None:
     """Writes ``SHA256SUMS`` over every other file in the folder."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != SUMS)
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / SUMS)
     (folder / SUMS).write_text("".join(f"{sha256(p)}  {p.relative_to(folder).as_posix()}\n" for p in files))
 
 

@@ -9,7 +9,8 @@ from torch import nn
 from torchproof.check.batching import Probe, see_batch, see_padding
 from torchproof.check.modes import see_modes, unchanged
 from torchproof.rules.registry import judge
-from torchproof.target.rows import Row, sizes_of, volume
+from torchproof.target.respond import respond
+from torchproof.target.rows import Row, eager, sizes_of, volume
 from torchproof.target.signature import read_signature
 from torchproof.target.subject import (
     Subject,
@@ -63,6 +64,9 @@ def audit(target: Target, traffic: Path | None = None) -> Audit:
     load_seen = LoadSeen(target=name, encode_needs_load=bool(before_load), error=before_load, load_s=load_s)
     with user_code("running the model on a sample"):
         modes = see_modes(module, rows, signature, name)
+    if not modes.non_finite_outputs:  # JSON has no form for them, and TP601 says so already
+        with unchanged(module, evaluate=True), user_code(f"answering {requests[0][0]}"):
+            respond(service, signature, eager(module, signature), requests[0][1])
     batches: list[BatchSeen] = []
     paddings: list[PaddingSeen] = []
     # Answers that differ between equal requests would differ between batches too, which proves nothing about batching.

@@ -15,7 +15,15 @@ from torchproof.types.doctor import DoctorReport
 _MAX_WIDTH = 100  # longer lines are hard to read
 
 
-@click.command("doctor")
+EPILOG = """\b
+Examples:
+  torchproof doctor
+  torchproof doctor --format json
+  OMP_NUM_THREADS=2 torchproof doctor       as torch sees it with this setting
+"""
+
+
+@click.command("doctor", epilog=EPILOG)
 @format_option
 def command(format_: str) -> None:
     """Show what this machine really offers, and what deserves attention.

@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from torchproof.cli.options import format_option
 from torchproof.render import rule as render
 from torchproof.rules import registry
 
@@ -21,14 +22,7 @@ Examples:
 
 @click.command("explain", epilog=EPILOG)
 @click.argument("codes", metavar="[CODE]...", nargs=-1)
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of the output.",
-)
+@format_option
 def command(codes: tuple[str, ...], format_: str) -> None:
     """Say what a finding means, how it is detected and how it is fixed.
 

@@ -6,26 +6,15 @@ from pathlib import Path
 
 from torchproof.machine.cgroup import read_text
 
-# What the compilers behind torch, ONNX Runtime and OpenVINO dispatch on; the kernel's spelling, a fixed order.
-_X86_FLAGS = (
-    "sse4_1",
-    "sse4_2",
-    "avx",
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512vl",
-    "avx512dq",
-    "avx512_vnni",
-    "avx_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
-)
+# What torch, ONNX Runtime and OpenVINO dispatch on, and what else g++ -march=native may emit, which inductor calls (gcc's
+# x86 options); the kernel's spelling, a fixed order.
+_X86_FLAGS = """
+    popcnt abm movbe bmi1 bmi2 adx aes pclmulqdq sha_ni rdrand rdseed rdpid clflushopt clwb clzero fsgsbase
+    xsave xsaveopt xsavec xsaves sse4_1 sse4_2 sse4a xop fma4 tbm avx avx2 fma f16c vaes vpclmulqdq gfni
+    avx512f avx512cd avx512bw avx512vl avx512dq avx512ifma avx512vbmi avx512_vbmi2 avx512_bitalg avx512_vpopcntdq
+    avx512_vp2intersect avx512_vnni avx_vnni avx_ifma avx_vnni_int8 avx_ne_convert avx512_bf16 avx512_fp16
+    amx_tile amx_bf16 amx_int8 amx_fp16 movdiri movdir64b serialize cldemote waitpkg
+"""
 _ARM_FLAGS = ("asimd", "bf16", "i8mm", "sve")
 
 
@@ -43,7 +32,7 @@ def cpu_flags(root: Path = Path("/")) -> tuple[str, ...]:
     if not cores:
         return ()
     common = set.intersection(*cores)
-    return tuple(flag for flag in _X86_FLAGS + _ARM_FLAGS if flag in common)
+    return tuple(flag for flag in (*_X86_FLAGS.split(), *_ARM_FLAGS) if flag in common)
 
 
 def _cpuinfo(root: Path) -> Iterator[tuple[str, str]]:

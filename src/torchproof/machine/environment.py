@@ -1,4 +1,4 @@
-"""The facts of this machine that every stored measurement carries."""
+"""The facts of this machine that every stored measurement carries, and those that a plan rests on."""
 
 import platform
 
@@ -28,3 +28,12 @@ def read_environment(usable_cores: float | None = None) -> Environment:
         versions=versions(),
         variables=variables(),
     )
+
+
+def plan_facts(environment: Environment) -> dict[str, str]:
+    """By name, what decides which candidate is fastest; a package that is not installed is left out."""
+    return {
+        "cpu_model": environment.cpu_model,
+        "num_cores": str(environment.num_cores),
+        **{name: environment.versions[name] for name in ("torch", "onnxruntime") if name in environment.versions},
+    }

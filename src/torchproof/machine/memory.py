@@ -1,4 +1,4 @@
-"""Memory: what the process may use, what is free, ``/dev/shm``, the allocator, and the peak of a process tree."""
+"""Memory: what the process may use, what is free, ``/dev/shm`` and the allocator."""
 
 import os
 from pathlib import Path
@@ -53,49 +53,6 @@ def mapped_files(root: Path = Path("/"), pid: int | str = "self") -> tuple[str, 
     lines = (read_text(root / "proc" / str(pid) / "maps") or "").splitlines()
     fields = [line.split(maxsplit=5) for line in lines]
     return tuple(sorted({field[5] for field in fields if len(field) == 6 and field[5].startswith("/")}))
-
-
-class TreePeak:
-    """The highest resident memory seen of a process and all its descendants.
-
-    Call ``sample`` as often as is useful; for a process without children the peak is exact whatever the number of
-    calls, as long as one falls near its end: the kernel keeps each process's own high-water mark (``VmHWM``). For a
-    tree it is the largest sum seen; pages that processes share are counted in each of them.
-    """
-
-    def __init__(self, pid: int, root: Path = Path("/")) -> None:
-        self._pid = pid
-        self._root = root
-        self.peak_bytes = 0
-
-    def sample(self) -> int:
-        """Look once; returns the peak so far, bytes. A process that has ended changes nothing."""
-        total = 0
-        for pid in _tree(self._pid):
-            status = _status(self._root, pid)
-            total += status.get("VmRSS", 0)
-            self.peak_bytes = max(self.peak_bytes, status.get("VmHWM", 0))
-        self.peak_bytes = max(self.peak_bytes, total)
-        return self.peak_bytes
-
-
-def _tree(pid: int) -> list[int]:
-    try:
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        return []
-
-
-def _status(root: Path, pid: int) -> dict[str, int]:
-    """``VmRSS`` and ``VmHWM`` in bytes; empty for a process that has ended."""
-    text = read_text(root / "proc" / str(pid) / "status")
-    if text is not None:
-        fields = (line.split() for line in text.splitlines())
-        return {f[0].rstrip(":"): int(f[1]) * 1024 for f in fields if len(f) == 3 and f[0] in ("VmRSS:", "VmHWM:")}
-    try:
-        return {"VmRSS": int(psutil.Process(pid).memory_info().rss)}
-    except psutil.Error:
-        return {}
 
 
 def _meminfo(root: Path, key: str) -> int | None:

@@ -33,6 +33,7 @@ class FreshProcess:
         handler: ``package.module:Class``, made in the child without arguments.
         environment: variables that differ from this process's; None removes one.
         memory_limit_bytes: resident memory of the child and its own children at which it is ended.
+        folder: its working folder; None is this process's.
 
     Attributes:
         started: ``time.perf_counter()`` when the process was asked for.
@@ -45,6 +46,7 @@ class FreshProcess:
         *,
         environment: Mapping[str, str | None] | None = None,
         memory_limit_bytes: int | None = None,
+        folder: str | None = None,
     ) -> None:
         self.handler = handler
         self.peak_bytes = 0
@@ -64,12 +66,13 @@ class FreshProcess:
         self.started = time.perf_counter()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "torchproof.measure.child", handler, str(calls_in), str(answers_out)],
+                [sys.executable, "-P", "-m", "torchproof.measure.child", handler, str(calls_in), str(answers_out)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=(calls_in, answers_out),
                 env=changed,
+                cwd=folder,
                 start_new_session=True,  # its own group: a kill takes compilers and pools with it
             )
         finally:
@@ -144,7 +147,7 @@ class FreshProcess:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._answers], [], [], left)[0]:
                 self.kill()
-                raise TrialError("timed out", f"no answer in {timeout_s:.3g} s")
+                raise TrialError("timed out", f"no answer in {round(timeout_s, 1):g} s")
             chunk = os.read(self._answers, 1 << 20)
             if not chunk:
                 raise self._death()

@@ -92,6 +92,8 @@ def _chosen(proof: Proof, width: int) -> str:
         ratio = units.ratio(gain.ratio, gain.low, gain.high)
         line = f"{gain.candidate}: {ratio} the speed of {gain.baseline}, as it is served today ({gain.verdict})"
         lines.append(_wrap(line, width))
+    else:
+        lines.append(f"not compared with {proof.baseline}: one of the two ended in the middle")
     for decision in proof.plan.decisions:
         lines.append(_wrap(f"{decision.knob}: {decision.value}   {decision.reason}", width))
         lines += [_wrap(f"not {r.value}: {r.reason[:MAX_REASON]}", width, "  ") for r in decision.rejected]

@@ -2,8 +2,6 @@
 
 import math
 
-from torchproof.types import Measurement
-
 _MAX_DIGITS = 4  # more significant digits than this are never stable from one run to the next
 _DIGITS = 3  # where no interval says how many there are
 
@@ -34,11 +32,6 @@ def number(value: float, places: int) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{round(value, places) + 0.0:,.{max(0, places)}f}"  # + 0.0: no "-0"
-
-
-def count(value: int) -> str:
-    """``6,380``."""
-    return f"{value:,}"
 
 
 def seconds(value: float, low: float | None = None, high: float | None = None) -> str:
@@ -74,12 +67,6 @@ def ratio(value: float, low: float | None = None, high: float | None = None) -> 
 def rate(value: float, low: float | None = None, high: float | None = None) -> str:
     """Requests per second: ``68.7 req/s``; with an interval ``68.7 req/s [67.9, 69.3]``."""
     return _scaled(value, low, high, 1.0, " req/s")
-
-
-def measurement(value: Measurement) -> str:
-    """A measurement's estimate with its interval, in the unit that fits."""
-    render = {"s": seconds, "bytes": size, "rps": rate}[value.unit]
-    return render(value.estimate, value.low, value.high)
 
 
 def _scaled(value: float, low: float | None, high: float | None, scale: float, unit: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from torchproof.runtimes.base import Runtime, Source
 from torchproof.target.rows import Batch, Run, stack
+from torchproof.target.saved import onnx_files
 from torchproof.types import CompileSeen, Environment, Precision, Target
 
 FILE = "model.onnx"
@@ -45,7 +46,12 @@ class OnnxRuntime(Runtime):
                 weight_type=quantization.QuantType.QInt8,
             )
         elif source.onnx_path is not None:
-            shutil.copyfile(source.onnx_path, folder / FILE)
+            model, *tensors = onnx_files(source.onnx_path)
+            shutil.copyfile(model, folder / FILE)
+            for file in tensors:
+                copy = folder / file.relative_to(model.parent)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
         else:
             with torch.no_grad():
                 program = torch.export.export(

@@ -1,20 +1,17 @@
 """One request through the user's code and the model, alone in its batch."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-import torch
-
-from torchproof.errors import TargetError
 from torchproof.serve import openapi
 from torchproof.serve.problem import ProblemError
-from torchproof.target.request import NotJsonError, RequestError, decode_json, request_type, to_json
-from torchproof.target.rows import Row, Run, dtype_name, named_tensors, restore, run_rows
+from torchproof.target.request import NotJsonError, RequestError, decode_json, request_type
+from torchproof.target.respond import respond
+from torchproof.target.rows import Run
 from torchproof.target.service import Service
-from torchproof.types import Choice, Finding, GoldenSeen, InputSpec, Signature
+from torchproof.types import Choice, Finding, GoldenSeen, Signature
 
 log = logging.getLogger("torchproof.serve")
 
@@ -66,47 +63,3 @@ class Answerer:
             raise ProblemError(
                 HTTPStatus.INTERNAL_SERVER_ERROR, "the service raised an error; its log says more"
             ) from None
-
-
-def respond(service: Service, signature: Signature, run: Run, request: Any) -> bytes:
-    """One request to the response's JSON. Raises whatever the user's code and the model raise.
-
-    ``encode`` runs in the ordinary grad mode: a tensor made under inference mode carries other dispatch keys and makes
-    a compiled model recompile. ``decode`` runs under inference mode: the outputs may be changed in place only there.
-
-    Raises:
-        RequestError: ``encode`` refused the request, or its tensors don't fit the model's signature.
-        ValueError, TypeError: JSON has no form for the response.
-    """
-    names = [spec.name for spec in signature.inputs]
-    try:
-        value = service.encode(request)
-    except TargetError as exc:
-        raise RequestError(str(exc), help=exc.help) from None
-    row = named_tensors(value, names, what="encode()")
-    if reason := misfit(row, signature.inputs):
-        raise RequestError(reason, help="the signature is in the bundle's proof.json")
-    (outputs,) = run_rows(run, [row], signature)
-    with torch.inference_mode():
-        response = service.decode(restore(outputs, signature.output_kind), request)
-        return to_json(response)
-
-
-def misfit(row: Row, inputs: Sequence[InputSpec]) -> str:
-    """Why a request's tensors can't go through the model; empty when they can."""
-    names = [spec.name for spec in inputs]
-    if set(row) != set(names):
-        return f"encode() gave {', '.join(row) or 'nothing'} for this request; the model takes {', '.join(names)}"
-    sizes: dict[str, int] = {}
-    for spec in inputs:
-        tensor = row[spec.name]
-        if dtype_name(tensor.dtype) != spec.dtype:
-            return f"input {spec.name!r} is {dtype_name(tensor.dtype)}; the model takes {spec.dtype}"
-        if tensor.dim() != len(spec.shape):
-            return f"input {spec.name!r} has {tensor.dim()} dims; the model takes {len(spec.shape)}"
-        for position, (size, dim) in enumerate(zip(tensor.shape, spec.shape, strict=True)):
-            wanted = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
-            if size != wanted:
-                where = f", as {dim!r} is {wanted} in another input" if isinstance(dim, str) else ""
-                return f"dim {position} of input {spec.name!r} is {size}; the model takes {wanted}{where}"
-    return ""

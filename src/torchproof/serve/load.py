@@ -10,14 +10,15 @@ import msgspec
 from torchproof.bundle.read import Bundle
 from torchproof.bundle.replay import load_choice, replay
 from torchproof.errors import RefusedError, UserCodeError
-from torchproof.machine.environment import read_environment
+from torchproof.machine.environment import plan_facts, read_environment
 from torchproof.rules.base import of_candidate
 from torchproof.rules.registry import judge
 from torchproof.runtimes import RUNTIMES, open_runtime, skip_reason
 from torchproof.runtimes.base import set_torch_threads
-from torchproof.serve.answer import Loaded, respond
+from torchproof.serve.answer import Loaded
 from torchproof.target.modules import ModuleService
 from torchproof.target.request import convert, request_type
+from torchproof.target.respond import respond
 from torchproof.target.rows import Run, eager
 from torchproof.target.service import Service
 from torchproof.target.signature import read_signature
@@ -31,6 +32,7 @@ from torchproof.types import (
     Finding,
     GoldenSeen,
     LoadSeen,
+    PlanSeen,
     Signature,
     Target,
 )
@@ -48,7 +50,8 @@ def open_bundle_model(bundle: Bundle) -> Loaded:
         UserCodeError: the user's code raised while it was imported, or on its own first sample.
     """
     service = open_service(bundle.target)
-    choice, run, skipped = _first_that_loads(bundle, service)
+    environment = read_environment()
+    choice, run, skipped = _first_that_loads(bundle, service, environment)
     golden = _replayed(bundle, run, choice)
     examples = _first_sample(service)
     loaded = _load_for_encode(bundle, service, run, choice, examples)
@@ -58,7 +61,7 @@ def open_bundle_model(bundle: Bundle) -> Loaded:
         signature=bundle.proof.signature,
         run=run,
         choice=choice,
-        findings=(*skipped, *loaded),
+        findings=(*skipped, *loaded, *_made_elsewhere(bundle, environment)),
         golden=golden,
         examples=examples,
     )
@@ -94,9 +97,10 @@ def open_target_model(target: Target, num_threads: int) -> Loaded:
     )
 
 
-def _first_that_loads(bundle: Bundle, service: Service) -> tuple[Choice, Run, tuple[Finding, ...]]:
+def _first_that_loads(
+    bundle: Bundle, service: Service, environment: Environment
+) -> tuple[Choice, Run, tuple[Finding, ...]]:
     """The choice, ready to answer, and a finding for each one before it."""
-    environment = read_environment()
     plan = bundle.proof.plan
     skipped: list[ArtifactSeen] = []
     for choice in (plan.chosen, *plan.runners_up):
@@ -186,6 +190,14 @@ def _load_for_encode(
     _answer_examples(service, signature, run, examples)
     target = bundle.proof.target.reference
     return judge(LoadSeen(target=target, encode_needs_load=needed, error=error, load_s=load_s))
+
+
+def _made_elsewhere(bundle: Bundle, environment: Environment) -> tuple[Finding, ...]:
+    """Whether the plan's measurements are this machine's; what depends on the traffic is not known at the start."""
+    proof = bundle.proof
+    return judge(
+        PlanSeen(target=proof.target.reference, expected=proof.plan.holds_while, found=plan_facts(environment))
+    )
 
 
 def _answer_examples(service: Service, signature: Signature, run: Run, examples: tuple[Any, ...]) -> None:

@@ -72,7 +72,7 @@ def compare(outputs: Sequence[Row], references: Sequence[Row], names: Sequence[s
     1 - d*d/2. Rows of one number, and rows much shorter than is typical for the output, are judged by their
     difference alone in the same way. For integers and booleans it is the share of equal elements.
     """
-    worst: GoldenError | None = None
+    errors = []
     for name in names:
         if any(o[name].shape != r[name].shape for o, r in zip(outputs, references, strict=True)):
             return GoldenError(output=name, cos=None, max_abs=None, max_rel=None)
@@ -83,10 +83,8 @@ def compare(outputs: Sequence[Row], references: Sequence[Row], names: Sequence[s
         exact = not references[0][name].is_floating_point()
         lengths = torch.stack([b.norm() for _, b in pairs])
         typical = float(lengths[lengths.isfinite()].median()) if bool(lengths.isfinite().any()) else 0.0
-        error = _worst(name, [_row_error(name, a, b, typical, exact=exact) for a, b in pairs])
-        worst = error if worst is None else _worst(None, [worst, error])
-    assert worst is not None  # a signature has at least one output
-    return worst
+        errors += [_row_error(name, a, b, typical, exact=exact) for a, b in pairs]
+    return worst(errors)
 
 
 def _row_error(name: str, out: Tensor, ref: Tensor, typical: float, *, exact: bool) -> GoldenError:
@@ -115,13 +113,14 @@ def _cos(out: Tensor, ref: Tensor, typical: float) -> float:
     return max(-1.0, min(direction, 1 - (length_out / length_ref - 1) ** 2 / 2, 1.0))
 
 
-def _worst(name: str | None, errors: Sequence[GoldenError]) -> GoldenError:
+def worst(errors: Sequence[GoldenError]) -> GoldenError:
+    """The largest error in each metric, under the name of the output with the lowest cosine."""
     lowest = min(errors, key=lambda e: -math.inf if e.cos is None else e.cos)
     largest = [
         None if any(v is None for v in values) else max(v for v in values if v is not None)
         for values in ([e.max_abs for e in errors], [e.max_rel for e in errors])
     ]
-    return GoldenError(output=name or lowest.output, cos=lowest.cos, max_abs=largest[0], max_rel=largest[1])
+    return GoldenError(output=lowest.output, cos=lowest.cos, max_abs=largest[0], max_rel=largest[1])
 
 
 def value_of(error: GoldenError, tolerance: Tolerance) -> float:

@@ -65,6 +65,11 @@ class HuggingFaceText(Service):
         self.names = names
         self.variable_dims = {name: {0: "length"} for name in names}  # type: ignore[misc]
         self.pad_values = {"input_ids": float(self.tokenizer.pad_token_id or 0)}  # type: ignore[misc]
+        if not any(folder.glob("*.safetensors")):
+            raise TargetError(
+                f"{folder} holds no weights as safetensors",
+                help="load the model once and write it again with save_pretrained(): a bundle holds no pickles",
+            )
 
     def load(self) -> nn.Module:
         kind = "AutoModelForSequenceClassification" if self.classifies else "AutoModel"

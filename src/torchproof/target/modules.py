@@ -1,5 +1,6 @@
 """Bare modules: tensors in, tensors out, made to look like a Service."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,10 @@ class ModuleService(Service):
         """Declares the dims that vary between these rows as variable: a bare module has no class to declare them in."""
         self.variable_dims = _varying(rows)  # type: ignore[misc]
 
+    def typed_by(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Fixes the inputs' dtypes where no example gives them: ``[1, 0]`` in JSON may be meant as floats."""
+        self.dtypes = self.dtypes or dict(dtypes)
+
     def load(self) -> nn.Module:
         return self.module
 
@@ -51,8 +56,7 @@ class ModuleService(Service):
         if not self.rows:
             raise TargetError(
                 "there are no example inputs",
-                help='pass --traffic with lines such as {"x": [[0.1, 0.2]]}, or return (module, examples) from the '
-                "factory",
+                help="pass --traffic to check or tune, or return (module, examples) from the factory; serve the bundle",
             )
         return list(self.rows)
 
@@ -77,6 +81,14 @@ def _tensor(value: Any, dtype: torch.dtype | None) -> Tensor:
         return torch.tensor(value, dtype=dtype)
     except (ValueError, TypeError, RuntimeError) as exc:  # RuntimeError: null, an object, 300 for a uint8
         raise TargetError(f"no tensor can be made of it: {exc}", help="send nested lists of equal length") from None
+
+
+def common_dtypes(rows: Sequence[Row]) -> dict[str, torch.dtype]:
+    """For each input the dtype that holds every row's numbers."""
+    return {
+        name: functools.reduce(torch.promote_types, (row[name].dtype for row in rows if name in row))
+        for name in (rows[0] if rows else ())
+    }
 
 
 def _varying(rows: Sequence[Row]) -> dict[str, dict[int, str]]:

@@ -26,6 +26,9 @@ def resolve(reference: str) -> Target:
     place = os.path.expanduser(location)
     if not os.path.exists(place):
         if _is_dotted(location) and not location.endswith(SUFFIXES):
+            file = Path(f"{location}.py")
+            if name and file.is_file():  # app:Net means app.py, and a bundle takes a file along
+                return Target(reference=reference, kind="python", path=str(file.resolve()), name=name)
             if name:
                 return Target(reference=reference, kind="python", module=location, name=name)
             raise TargetError(f"{reference}: no such file, and no name after a colon", help=FORMS)

@@ -101,6 +101,22 @@ class OnnxModule(nn.Module):
         return self  # a session has no copy; it has no state to protect either
 
 
+def onnx_files(path: Path) -> list[Path]:
+    """The file, and the files beside it that hold its larger tensors: exporters move those out of the file.
+
+    Raises:
+        TargetError: one of them is missing, or lies outside the folder.
+    """
+    if importlib.util.find_spec("onnx") is None:
+        raise TargetError(f"{path.name} needs the onnx package", help="pip install 'torchproof[onnx]'")
+    model = importlib.import_module("onnx").load(path, load_external_data=False)
+    names = {entry.value for t in model.graph.initializer for entry in t.external_data if entry.key == "location"}
+    for name in sorted(names):
+        if not (path.parent / name).is_file() or ".." in Path(name).parts or Path(name).is_absolute():
+            raise TargetError(f"{path.name} keeps tensors in {name}, which is not beside it", help="export it again")
+    return [path, *(path.parent / name for name in sorted(names))]
+
+
 def open_onnx(path: Path) -> ModuleService:
     """An ONNX file; it holds no example inputs, so its requests come from a traffic file."""
     module = OnnxModule(path)

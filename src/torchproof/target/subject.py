@@ -14,7 +14,7 @@ from torch import nn
 
 from torchproof.errors import TargetError, TrafficError
 from torchproof.target import huggingface, saved
-from torchproof.target.modules import ModuleService, from_factory
+from torchproof.target.modules import ModuleService, common_dtypes, from_factory
 from torchproof.target.request import RequestError, convert, request_type
 from torchproof.target.rows import Row, named_tensors, sizes_of
 from torchproof.target.service import Service
@@ -231,5 +231,7 @@ def make_subject(
     names = service.names if isinstance(service, ModuleService) else parameter_names(module)
     rows = encode_requests(service, requests, names)
     if isinstance(service, ModuleService):
+        service.typed_by(common_dtypes(rows))
+        rows = encode_requests(service, requests, names)
         service.measured_on(rows)
     return Subject(target=target, service=service, source=source, requests=[r for _, r in requests], rows=rows)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from torchproof.stats import MARGIN
 from torchproof.target.golden import value_of, within
 from torchproof.types import Candidate, Decision, Limits, Rejected, Tolerance, Trial
 
@@ -72,12 +73,13 @@ def choose(ranked: Sequence[Trial], simplicity: Callable[[Candidate], tuple[int,
     Args:
         ranked: eligible trials, fastest first; not empty.
         simplicity: sort key, the simplest smallest.
-        separated: measures two head to head; asked only where the intervals against the reference overlap.
+        separated: measures two head to head; asked only where their intervals against the reference are not apart by
+            ``MARGIN``.
     """
     leader = ranked[0]
     for trial in sorted(ranked[1:], key=lambda t: simplicity(t.candidate)):
         simpler = simplicity(trial.candidate) < simplicity(leader.candidate)
-        if simpler and _overlap(leader, trial) and not separated(leader, trial):
+        if simpler and not _apart_by_margin(leader, trial) and not separated(leader, trial):
             leader = trial
             break  # candidates are tried from the simplest: whatever comes next is no simpler
     return leader
@@ -119,7 +121,17 @@ def runtime_decision(
         if label == chosen.candidate.label or (trial.golden is None and trial.outcome == "measured"):
             continue
         rejected.append(Rejected(value=label, reason=ties.get(label) or why_not(trial, tolerance, limits)))
-    return Decision(knob="runtime", value=chosen.candidate.label, reason=speed(chosen), rejected=tuple(rejected))
+    reason = "; ".join(filter(None, [speed(chosen), unproven_p99(chosen, limits)]))
+    return Decision(knob="runtime", value=chosen.candidate.label, reason=reason, rejected=tuple(rejected))
+
+
+def unproven_p99(trial: Trial, limits: Limits) -> str:
+    """What the p99's interval leaves open; empty when it lies below the limit, or there is none."""
+    p99, limit = trial.p99, limits.p99_s
+    if limit is None or p99 is None or (p99.high is not None and p99.high <= limit):
+        return ""
+    high = f"up to {p99.high * 1e3:.3g} ms" if p99.high is not None else "without an upper bound"
+    return f"{p99.quantity} {p99.estimate * 1e3:.3g} ms, {high}: undecided against {limit * 1e3:.3g} ms"
 
 
 def why_not(trial: Trial, tolerance: Tolerance, limits: Limits) -> str:
@@ -151,5 +163,6 @@ def _interval(trial: Trial) -> tuple[float, float, float]:
     return (c.ratio, c.low, c.high) if c is not None else (1.0, 1.0, 1.0)
 
 
-def _overlap(a: Trial, b: Trial) -> bool:
-    return _interval(a)[1] <= _interval(b)[2] and _interval(b)[1] <= _interval(a)[2]
+def _apart_by_margin(faster: Trial, slower: Trial) -> bool:
+    """Whether every value of the one's interval is more than the margin above every value of the other's."""
+    return _interval(faster)[1] > _interval(slower)[2] * (1 + MARGIN)

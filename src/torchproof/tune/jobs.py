@@ -15,12 +15,21 @@ from torchproof.bundle.read import open_bundle
 from torchproof.bundle.replay import ascending, load_choice, replay, run_batched
 from torchproof.bundle.write import disk_errors
 from torchproof.check import audit
+from torchproof.errors import TargetError, UserCodeError
 from torchproof.runtimes import Source, open_runtime
 from torchproof.runtimes.eager import Eager
 from torchproof.target import golden
+from torchproof.target.respond import respond
 from torchproof.target.rows import Run, batches, run_rows
 from torchproof.target.service import Service
-from torchproof.target.subject import load_module, open_service, save_weights
+from torchproof.target.subject import (
+    encode_without_load,
+    load_module,
+    open_service,
+    sample_requests,
+    save_weights,
+)
+from torchproof.target.usercode import user_code
 from torchproof.types import Choice, Precision, Signature, Target
 
 NUM_TIMED_ROWS = 64  # spread over the traffic's sizes; every trial times the same ones
@@ -204,4 +213,16 @@ class Verify:
         choice: Choice = opened.proof.plan.chosen
         service = open_service(opened.target)
         run = load_choice(opened, service, choice)
+        self._answer_a_sample(service, opened.proof.signature, run)
         return [msgspec.to_builtins(seen) for seen in replay(opened, run, choice)]
+
+    def _answer_a_sample(self, service: Service, signature: Signature, run: Run) -> None:
+        """The first sample through ``encode``, the artifact and ``decode``, which may miss files that they read."""
+        try:
+            _, ((what, request), *_) = sample_requests(service, None)
+        except (TargetError, UserCodeError):
+            return  # the requests came from a traffic file, or from data that stays where it is: not needed to serve
+        if encode_without_load(service, request):
+            load_module(service)
+        with user_code(f"answering {what}"):
+            respond(service, signature, run, request)

@@ -13,6 +13,7 @@ import msgspec
 from torchproof.bundle.read import ARTIFACTS
 from torchproof.errors import LimitsError, RefusedError, TrialError
 from torchproof.machine.environment import read_environment
+from torchproof.machine.memory import available_memory
 from torchproof.measure.interleave import interleave
 from torchproof.measure.process import CALL_ERRORS, FreshProcess, as_trial_error
 from torchproof.rules.registry import judge
@@ -40,7 +41,7 @@ PREPARE_TIMEOUT_S = 600.0  # a big model loads slowly; it is the user's own code
 BUILD_SHARE = 0.55  # of the budget, with everything before it: the rest is for the trials
 MIN_TRIAL_S = 3.0  # below this a trial can't even load
 HEAD_TO_HEAD_S = 8.0
-MEMORY_SHARE = 0.8  # of the machine's memory: what one trial may take
+MEMORY_SHARE = 0.8  # of the memory that is available at the start: what one trial, or all builds at once, may take
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Search:
         self.start = time.monotonic()
         self._progress = progress
         self.environment: Environment = read_environment()
-        self.memory_limit_bytes = int(self.environment.memory_bytes * MEMORY_SHARE)
+        self.memory_limit_bytes = int(available_memory() * MEMORY_SHARE)
         self.trials: list[Trial] = []
         self.findings: list[Finding] = []
         self.built: dict[Variant, Built] = {}
@@ -227,7 +228,7 @@ class Search:
             num_threads=num_threads,
             at_once=usable_threads(self.environment),
             deadline=self.start + max(self.request.budget_s * BUILD_SHARE, self.spent() + MIN_TRIAL_S),
-            memory_limit_bytes=self.memory_limit_bytes,
+            memory_limit_bytes=self.memory_limit_bytes // usable_threads(self.environment),
             progress=self.progress,
         )
 
@@ -258,8 +259,11 @@ class Search:
         precision = "" if variant.precision == "float32" else f" {variant.precision}"
         self.progress(f"measuring {variant.name}{precision}")
         built = self.built[variant]
-        # Threads that are switched to have no cold start; where it is limited, each count gets a process of its own.
-        groups = [[n] for n in counts] if self.request.limits.max_cold_start_s is not None else [counts]
+        # Threads that are switched to have no cold start and no memory peak of their own; where one of these is
+        # limited, each count gets a process to itself.
+        limits = self.request.limits
+        apart = limits.max_cold_start_s is not None or limits.max_memory_bytes is not None
+        groups = [[n] for n in counts] if apart else [counts]
         share = budget_s / len(groups)
         rows: list[Trial] = []
         for group in groups:

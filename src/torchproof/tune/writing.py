@@ -1,7 +1,7 @@
 """The whole of tune: searches, makes the plan with its reasons, writes the bundle and proves it."""
 
+import os
 import tempfile
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,10 @@ import msgspec
 from torchproof import __version__
 from torchproof.bundle.read import ARTIFACTS
 from torchproof.bundle.write import check_destination, existing_parent, write_bundle
-from torchproof.errors import RefusedError, TrialError
+from torchproof.errors import RefusedError
+from torchproof.machine.environment import plan_facts
 from torchproof.machine.threads import thread_environment
-from torchproof.measure.process import FreshProcess
+from torchproof.measure.process import CALL_ERRORS, FreshProcess, as_trial_error
 from torchproof.render import units
 from torchproof.tune.choose import best_batch_size, runners_up, runtime_decision
 from torchproof.tune.measuring import BASELINE, REFERENCE
@@ -130,14 +131,8 @@ def _decisions(search: Search, chosen: Trial) -> tuple[Decision, ...]:
 
 def _holds_while(search: Search) -> dict[str, str]:
     """The facts that the plan rests on."""
-    environment = search.environment
-    facts: Mapping[str, str] = {
-        "cpu_model": environment.cpu_model,
-        "num_cores": str(environment.num_cores),
-        **{name: environment.versions[name] for name in ("torch", "onnxruntime") if name in environment.versions},
-        **{f"largest {dim}": str(sizes[-1]) for dim, sizes in search.report.traffic.sizes.items()},
-    }
-    return dict(facts)
+    largest = {f"largest {dim}": str(sizes[-1]) for dim, sizes in search.report.traffic.sizes.items()}
+    return plan_facts(search.environment) | largest
 
 
 def _prove(search: Search, chosen: Choice, folder: Path) -> None:
@@ -146,13 +141,16 @@ def _prove(search: Search, chosen: Choice, folder: Path) -> None:
         "torchproof.tune.jobs:Verify",
         environment={**thread_environment(chosen.candidate.num_threads), "PYTHONDONTWRITEBYTECODE": "1"},
         memory_limit_bytes=search.memory_limit_bytes,
+        folder=os.sep,  # not where the user's own files happen to be found
     ) as process:
         try:
             answers = process.call("run", timeout_s=PREPARE_TIMEOUT_S, bundle=str(folder))
-        except TrialError as exc:
+        except CALL_ERRORS as exc:
+            ended = as_trial_error(exc)
             raise RefusedError(
-                f"the finished bundle doesn't run: {exc.kind}: {exc}",
-                help="files that the code reads go into Service.files; then tune again",
+                f"the finished bundle doesn't run: {ended.kind}: {ended}",
+                help="files that the code reads go into Service.files, and a package that it belongs to has to be "
+                "installed; then tune again",
             ) from None
     for seen in msgspec.convert(answers, list[GoldenSeen]):
         if not seen.within:

@@ -14,6 +14,7 @@ from torchproof.types.observation import (
     ModesSeen,
     Observation,
     PaddingSeen,
+    PlanSeen,
 )
 from torchproof.types.plan import Decision, Plan, Rejected
 from torchproof.types.proof import SCHEMA, CheckReport, GoldenSummary, Proof
@@ -48,6 +49,7 @@ __all__ = [
     "OutputSpec",
     "PaddingSeen",
     "Plan",
+    "PlanSeen",
     "Precision",
     "Proof",
     "Record",

@@ -152,4 +152,17 @@ class LoadSeen(Record):
     load_s: float
 
 
-Observation = ModesSeen | BatchSeen | PaddingSeen | CompileSeen | GoldenSeen | ArtifactSeen | LoadSeen
+class PlanSeen(Record):
+    """The facts that a plan rests on, and the same facts where it is served.
+
+    Attributes:
+        expected: by name, as ``Plan.holds_while`` has them.
+        found: by name; a fact that is missing or empty on either side is unknown.
+    """
+
+    target: str
+    expected: dict[str, str]
+    found: dict[str, str]
+
+
+Observation = ModesSeen | BatchSeen | PaddingSeen | CompileSeen | GoldenSeen | ArtifactSeen | LoadSeen | PlanSeen

@@ -45,7 +45,8 @@ class Trial(Record):
         comparison: against the reference, interleaved, one request at a time; None for the reference itself.
         cold_start_s: from the start of a fresh process to its first answer; None where only the threads were switched.
         build_s: export or compile, paid once before deployment.
-        peak_memory_bytes: peak resident memory of the trial's process.
+        peak_memory_bytes: peak resident memory of the trial's process up to here; thread counts share one process
+            unless its memory is limited.
         artifact_bytes: size on disk of what the runtime loads.
     """
 

@@ -15,8 +15,8 @@ class NonFiniteOutput(Rule[ModesSeen]):
     from NaN. Where the cause is an overflow, float16 reaches it sooner.
 
     ## How it is detected
-    The outputs of every sampled request, run in eval mode and inference mode, are searched for NaN and infinity.
-    Large but finite values are not reported.
+    The smallest, the median and the largest of the sampled requests are run in eval mode and inference mode, and
+    their outputs are searched for NaN and infinity. Large but finite values are not reported.
 
     ## Example
     ```python
