@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torchproof.machine.cgroup import read_text
 
-# What torch, ONNX Runtime and OpenVINO dispatch on, and what else g++ -march=native may emit, which inductor calls (gcc's
-# x86 options); the kernel's spelling, a fixed order.
+# What torch, ONNX Runtime and OpenVINO dispatch on, and what else g++ -march=native may emit, which inductor calls
+# (gcc's x86 options); the kernel's spelling, a fixed order.
 _X86_FLAGS = """
     popcnt abm movbe bmi1 bmi2 adx aes pclmulqdq sha_ni rdrand rdseed rdpid clflushopt clwb clzero fsgsbase
     xsave xsaveopt xsavec xsaves sse4_1 sse4_2 sse4a xop fma4 tbm avx avx2 fma f16c vaes vpclmulqdq gfni
