@@ -38,7 +38,7 @@ from torchproof.types import (
 )
 
 PREPARE_TIMEOUT_S = 600.0  # a big model loads slowly; it is the user's own code, and Ctrl-C ends it
-BUILD_SHARE = 0.55  # of the budget, with everything before it: the rest is for the trials
+BUILD_SHARE = 0.65  # of the budget, with everything before it: the rest is for the trials
 MIN_TRIAL_S = 3.0  # below this a trial can't even load
 HEAD_TO_HEAD_S = 8.0
 MEMORY_SHARE = 0.8  # of the memory that is available at the start: what one trial, or all builds at once, may take
@@ -184,7 +184,7 @@ class Search:
         )
         row = self.start_reference()
         stack.callback(lambda: self.measuring.reference.process.close())
-        (baseline,) = self.beside_reference(lambda: [self.measuring.baseline_trial(self.left() / 10)])
+        (baseline,) = self.beside_reference(lambda: [self.measuring.baseline_trial()])
         self.trials += [baseline, row]
 
     def start_reference(self) -> Trial:
@@ -211,7 +211,7 @@ class Search:
     def try_plain(self, plain: Variant) -> list[int]:
         """Thread counts, the one that suits the eager model best first."""
         counts = [n for n in thread_counts(self.environment) if n != REFERENCE.num_threads]
-        rows = self.try_one(plain, counts, budget_s=self.left() / 10) if counts else []
+        rows = self.try_one(plain, counts, budget_s=self.left() / 20) if counts else []
         better = [t for t in rows if t.comparison is not None and t.comparison.verdict == "better"]
         best = max(better, key=lambda t: t.comparison.ratio if t.comparison else 0.0, default=None)
         first = best.candidate.num_threads if best is not None else REFERENCE.num_threads
