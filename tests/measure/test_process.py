@@ -88,6 +88,9 @@ def test_a_raised_error_is_an_answer_and_the_process_goes_on(start: Start) -> No
     process = start()
     error = ends_with(process, "fail")
     assert (error.kind, str(error)) == ("failed", "ValueError: first line")
+    assert (
+        str(ends_with(process, "fail_with_a_list")) == "ValueError: a constraint was violated - the batch is always 2"
+    )
     assert str(ends_with(process, "fail_silently")) == "KeyError"
     assert process.call("add", timeout_s=TIMEOUT_S, a=1, b=1) == 2
 

@@ -57,6 +57,9 @@ class Handler:
     def fail(self) -> None:
         raise ValueError("\n  first line  \nsecond line")
 
+    def fail_with_a_list(self) -> None:
+        raise ValueError("a constraint was violated\n  - the batch is always 2\n  - and more")
+
     def fail_silently(self) -> None:
         raise KeyError
 

@@ -46,7 +46,9 @@ def _describe(exc: Exception) -> dict[str, str]:
     if isinstance(exc, TorchproofError):
         ours = next(kind for kind in type(exc).__mro__ if kind.__module__ == TorchproofError.__module__)
         return {"type": ours.__name__, "message": str(exc), "help": exc.help}
-    text = next((line.strip() for line in str(exc).splitlines() if line.strip()), "")
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    # torch.export says in its first line only that a constraint was violated, and in a list below it which.
+    text = " ".join(lines[:2] if len(lines) > 1 and lines[1].startswith("- ") else lines[:1])
     return {"message": f"{type(exc).__name__}: {text}" if text else type(exc).__name__}
 
 

@@ -144,7 +144,7 @@ def _prove(search: Search, chosen: Choice, folder: Path) -> None:
         folder=os.sep,  # not where the user's own files happen to be found
     ) as process:
         try:
-            answers = process.call("run", timeout_s=PREPARE_TIMEOUT_S, bundle=str(folder))
+            answers = process.call("run", timeout_s=PREPARE_TIMEOUT_S, bundle=str(folder.resolve()))
         except CALL_ERRORS as exc:
             ended = as_trial_error(exc)
             raise RefusedError(
