@@ -18,7 +18,7 @@ from torchproof.bundle.replay import load_choice
 from torchproof.machine.threads import thread_environment
 from torchproof.measure.process import FreshProcess
 from torchproof.render import units
-from torchproof.stats import compare_paired
+from torchproof.stats import compare_paired, quantile
 from torchproof.target import golden
 from torchproof.target.resolve import resolve
 from torchproof.target.rows import FlatModule, Run, run_rows
@@ -130,7 +130,7 @@ def measure(name: str, bundle: Path, proof: Proof) -> Row:
         names=(proof.baseline, chosen.label),
     )
     trial = next(t for t in proof.trials if t.candidate == chosen)
-    flat = {key: sorted(second for block in blocks for second in block) for key, blocks in calls.items()}
+    flat = {key: [second for block in blocks for second in block] for key, blocks in calls.items()}
     return Row(
         model=name,
         chosen=chosen.label,
@@ -144,8 +144,7 @@ def measure(name: str, bundle: Path, proof: Proof) -> Row:
 
 
 def _ratio(calls: dict[str, list[float]], q: float) -> float:
-    plain, served = (values[int(q * (len(values) - 1))] for values in (calls["plain"], calls["served"]))
-    return plain / served
+    return quantile(calls["plain"], q) / quantile(calls["served"], q)
 
 
 def table(results: Results) -> str:

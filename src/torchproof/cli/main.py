@@ -81,16 +81,26 @@ class CommandTable(click.Group):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
 
+EPILOG = """\b
+Examples:
+  torchproof doctor
+  torchproof check app.py:Net
+  torchproof tune app.py:Net --traffic requests.jsonl -o net.tp
+  torchproof serve net.tp
+"""
+
+
 @click.group(
     "torchproof",
     cls=CommandTable,
+    epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="torchproof %(version)s")
 def cli() -> None:
     """Measure every production decision about a PyTorch model on that model.
 
-    TARGET is path/to/file.py:Name, package.module:Name, or a saved model.
+    It is measured in fresh processes, written down with its evidence, and checked again at every start.
     """
 
 

@@ -80,6 +80,11 @@ def _open(reference: str) -> Bundle | Target:
     path = Path(reference).expanduser()
     if path.is_dir() and ((path / PROOF).exists() or not (path / "config.json").exists()):
         return open_bundle(path)
+    if not path.exists() and ":" not in reference:
+        raise UsageError(
+            f"{reference}: no such file or folder",
+            help="name the folder that torchproof tune -o wrote, or a target such as app.py:Net",
+        )
     return resolve(reference)
 
 
