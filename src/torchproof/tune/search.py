@@ -26,7 +26,7 @@ from torchproof.tune.choose import (
     exclusions,
     speed,
 )
-from torchproof.tune.measuring import BASELINE, REFERENCE, SHORT_BLOCK_S, Measuring, ReferenceDiedError, ended
+from torchproof.tune.measuring import BASELINE, BLOCK_S, REFERENCE, SHORT_BLOCK_S, Measuring, ReferenceDiedError, ended
 from torchproof.tune.request import Progress, TuneRequest
 from torchproof.types import (
     Candidate,
@@ -41,6 +41,7 @@ PREPARE_TIMEOUT_S = 600.0  # a big model loads slowly; it is the user's own code
 BUILD_SHARE = 0.65  # of the budget, with everything before it: the rest is for the trials
 MIN_TRIAL_S = 3.0  # below this a trial can't even load
 HEAD_TO_HEAD_S = 8.0
+COLLAPSED = 0.5  # speed of the baseline against one thread, below which its blocks would take too long
 MEMORY_SHARE = 0.8  # of the memory that is available at the start: what one trial, or all builds at once, may take
 
 
@@ -325,11 +326,13 @@ class Search:
         candidate = chosen.candidate
         self.progress(f"comparing {candidate.label} with the baseline")
         variant = self.variant_of(candidate)
+        today = next(trial.comparison for trial in self.trials if trial.candidate == BASELINE)
+        block_s = BLOCK_S if today is not None and today.ratio > COLLAPSED else SHORT_BLOCK_S
         try:
             process, _ = self.measuring.open_baseline()
             with process, self.measuring.process(candidate.num_threads) as other:
                 self.measuring.load(other, variant, self.built[variant].folder, candidate.num_threads)
-                blocks = [self.measuring.reference.block(p, SHORT_BLOCK_S) for p in (process, other)]
+                blocks = [self.measuring.reference.block(p, block_s) for p in (process, other)]
                 names = (BASELINE.label, candidate.label)
                 return interleave(*blocks, names=names, budget_s=min(HEAD_TO_HEAD_S, self.left()))[0]
         except CALL_ERRORS:
