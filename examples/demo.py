@@ -35,7 +35,7 @@ def main() -> int:
 
     tune = ["tune", "examples/minilm.py", "--traffic", str(traffic), "--budget", "150s", "-o", str(bundle)]
     show(tune)
-    code = subprocess.run([*TORCHPROOF, *tune], check=False).returncode
+    code = run([*TORCHPROOF, *tune])
     if code:
         return code
     serve = ["serve", str(bundle), "--port", "0"]
@@ -53,6 +53,16 @@ def main() -> int:
         finally:
             server.send_signal(signal.SIGTERM)
         return 0 if server.wait() in (0, -signal.SIGTERM) else 1
+
+
+def run(command: list[str]) -> int:
+    """The command's exit code. A Ctrl-C reaches the command too, which cleans up before it ends."""
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def show(arguments: list[str]) -> None:
