@@ -79,7 +79,7 @@ class Reference:
 
         def run(number: int) -> list[float]:
             rows = list(range(number % num_strata, self.num_rows, num_strata))
-            timeout_s = self.timeout_s + PATIENCE * self.call_s * len(rows)
+            timeout_s = self.timeout_s + PATIENCE * self.call_s * len(rows) * repeats
             seconds: list[float] = process.call("time", timeout_s=timeout_s, rows=rows, repeats=repeats)
             return seconds
 

@@ -32,7 +32,7 @@ from torchproof.types import (
     Trial,
 )
 
-NUM_RUNNERS_UP = 2  # besides plain eager, which is always there
+NUM_RUNNERS_UP = 2  # besides plain eager, which comes last wherever the limits allow it
 
 
 def tune(request: TuneRequest, progress: Progress = lambda text, share: None) -> Proof:
