@@ -77,7 +77,8 @@ def test_a_run_with_every_kind_of_broken_candidate(ask: Ask, monkeypatch: pytest
         "hang_build": "not built",
     }
     assert all(said[name].startswith("killed by SIGSEGV") for name in ("crash_load", "crash_run", "crash_build"))
-    assert said["hang_load"] == said["hang_run"] == "no answer in 8 s"
+    assert said["hang_load"] == "no answer in 8 s"
+    assert said["hang_run"].startswith("no answer in ")  # how long it may take depends on how fast the reference is
     assert said["export"] == "RuntimeError: unsupported operator aten::magic"
     assert said["refuses"] == said["load_refuses"] == "the exporter saw a list where eager saw a tensor"
     assert said["eater"].startswith("ended at")
