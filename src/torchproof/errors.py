@@ -80,3 +80,26 @@ class TrialError(Exception):
 
 class TorchproofWarning(UserWarning):
     """Something that the caller should know and that torchproof worked around."""
+
+
+def describe(exc: BaseException) -> dict[str, str]:
+    """What another process makes the exception from again; ``help`` and ``trace`` only where it is one of ours."""
+    if isinstance(exc, UserCodeError):
+        return {"message": exc.doing, "trace": exc.trace}
+    if isinstance(exc, TorchproofError):
+        ours = next(kind for kind in type(exc).__mro__ if kind.__module__ == __name__)
+        return {"type": ours.__name__, "message": str(exc), "help": exc.help}
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    # torch.export says in its first line only that a constraint was violated, and in a list below it which.
+    text = " ".join(lines[:2] if len(lines) > 1 and lines[1].startswith("- ") else lines[:1])
+    return {"message": f"{type(exc).__name__}: {text}" if text else type(exc).__name__}
+
+
+def revive(error: dict[str, str]) -> Exception:
+    """The exception that ``describe`` described: of its own class where that is one of ours, else a TrialError."""
+    if "trace" in error:
+        return UserCodeError(error["message"], error["trace"])
+    if "help" in error:
+        revived: Exception = globals()[error["type"]](error["message"], help=error["help"])
+        return revived
+    return TrialError("failed", error["message"])

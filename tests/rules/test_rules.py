@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from torchproof.rules.base import PARTS, SECTIONS, Rule
 from torchproof.rules.registry import all_rules, judge
-from torchproof.types import BatchSeen, Finding, ModesSeen, Observation, PaddingSeen, Severity, decode, encode
+from torchproof.types import (
+    BatchSeen,
+    Finding,
+    Growth,
+    MemorySeen,
+    ModesSeen,
+    Observation,
+    PaddingSeen,
+    Severity,
+    decode,
+    encode,
+)
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RULES = all_rules()
@@ -134,6 +145,10 @@ def test_messages_name_the_value_that_shows_it() -> None:
     assert "max_abs is 0.0234 and has to be at most 0.01" in message("TP704/bad_max_abs")
     assert message("TP706/bad").startswith("encode needs load(), so each replica pays 5.6 s")
     assert message("TP707/bad") == "the plan was measured elsewhere: num_cores 8 -> 2, torch 2.13.0 -> 2.14.1"
+    assert message("TP201/bad").startswith(
+        "memory grows by 1.98 MiB [1.98, 1.98] for each 1,000 requests, over 15,000 of them and without slowing down, "
+        "1,709 MiB a day at this rate; what malloc has handed out grows"
+    )
 
 
 # The edges of single rules
@@ -214,6 +229,75 @@ def test_a_row_may_differ_by_rounding(row_diff: float, num_findings: int) -> Non
         target="app.py:Net", row_diff=row_diff, output="y", batch_size=2, threshold=1e-9, precision="float64"
     )
     assert len(judge(seen)) == num_findings
+
+
+FLAT = Growth(slope=0.0, low=-9.0, high=9.0, first=0.0, first_low=-9.0, second=0.0, second_low=-9.0)
+GROWS = Growth(slope=3e3, low=2e3, high=4e3, first=3e3, first_low=1e3, second=3e3, second_low=1e3)
+
+
+def memory(**changes: Any) -> list[str]:
+    """Kinds of growth found in a replica whose resident and private memory grow, and nothing else, with ``changes``."""
+    seen = MemorySeen(
+        target="app.py:Net",
+        replica=1,
+        num_samples=200,
+        num_requests=10_000,
+        seconds=2000.0,
+        resident=GROWS,
+        private=GROWS,
+        in_use=FLAT,
+        free=FLAT,
+    )
+    return [str(finding.evidence["kind"]) for finding in judge(msgspec.structs.replace(seen, **changes))]
+
+
+def growing(**changes: float) -> Growth:
+    return msgspec.structs.replace(GROWS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, ["mapped"]),
+        ({"in_use": GROWS}, ["kept"]),
+        ({"in_use": GROWS, "private": FLAT, "resident": FLAT}, ["kept"]),  # it fills what malloc held free
+        ({"free": GROWS}, ["held"]),
+        ({"free": growing(slope=1.4e3)}, ["unknown"]),  # less than half of it
+        ({"free": growing(first_low=0.0)}, ["unknown"]),  # not proven
+        ({"in_use": msgspec.structs.replace(FLAT, high=1.6e3)}, ["unknown"]),  # may be more than half of it
+        ({"in_use": None, "free": None}, ["unknown"]),
+        ({"private": FLAT}, []),
+        ({"resident": FLAT}, []),
+        ({"num_samples": 47}, []),
+        ({"num_requests": 7_499}, []),
+        ({"num_requests": 7_500}, ["mapped"]),
+        ({"device_allocated": GROWS, "device_reserved": GROWS}, ["mapped", "device-kept"]),
+        ({"device_allocated": FLAT, "device_reserved": GROWS}, ["mapped", "device-held"]),
+        ({"device_allocated": FLAT, "device_reserved": FLAT}, ["mapped"]),
+        ({"device_allocated": GROWS, "private": FLAT}, ["device-kept"]),
+    ],
+)
+def test_what_grows_tells_the_kind(changes: dict[str, Any], kinds: list[str]) -> None:
+    assert memory(**changes) == kinds
+
+
+@pytest.mark.parametrize(
+    ("growth", "num_kinds"),
+    [
+        (growing(low=100.0), 0),
+        (growing(low=101.0), 1),
+        (growing(first_low=0.0), 0),
+        (growing(second_low=0.0), 0),
+        (growing(second=0.79 * 3e3), 0),  # it slows down
+        (growing(second=0.81 * 3e3), 1),
+        (growing(second=9e3), 1),
+        (growing(slope=838.0), 0),  # 10,000 requests: less than 8 MiB
+        (growing(slope=839.0), 1),
+        (growing(second=NAN), 0),
+    ],
+)
+def test_memory_grows_only_where_it_matters_and_goes_on(growth: Growth, num_kinds: int) -> None:
+    assert len(memory(in_use=growth, private=FLAT)) == num_kinds
 
 
 # Any observation

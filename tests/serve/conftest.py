@@ -1,32 +1,36 @@
-"""Bundles of twenty-line models, written by the code that writes the real ones; servers in a process of their own."""
+"""Twenty-line models: in bundles written by the code that writes the real ones, behind the app, in a real server."""
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
+import httpx
 import pytest
-from starlette.testclient import TestClient
 
 from torchproof.bundle.code import user_files
 from torchproof.bundle.read import SUMS, Bundle, open_bundle
 from torchproof.bundle.write import write_bundle, write_sums
 from torchproof.machine.environment import plan_facts, read_environment
 from torchproof.runtimes import RUNTIMES, Source, open_runtime
-from torchproof.serve.answer import Answerer, Loaded
-from torchproof.serve.app import create_app
-from torchproof.serve.model import Model
+from torchproof.serve import logs
+from torchproof.serve.app import INFER, PREDICT, App, Settings
+from torchproof.serve.dispatch import Dispatcher
+from torchproof.serve.load import Prepared
+from torchproof.serve.metrics import Metrics
+from torchproof.serve.supervisor import Supervisor
+from torchproof.serve.wanted import Wanted
 from torchproof.target import golden
 from torchproof.target.resolve import resolve
-from torchproof.target.rows import eager
 from torchproof.target.service import Service
 from torchproof.target.signature import read_signature
 from torchproof.target.subject import load_module, make_subject, open_service, sample_requests, save_weights
@@ -42,6 +46,7 @@ from torchproof.types import (
     Target,
     Tolerance,
 )
+from torchproof.types.serving import CapsAsked
 
 SRC = Path(__file__).parents[2] / "src"
 DEADLINE_S = 60
@@ -87,10 +92,17 @@ class Sum(tp.Service):
 
 
 @pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    """Whatever a test sets in the environment is undone."""
+def _process() -> Iterator[None]:
+    """Whatever a test sets in the environment and for the log is undone."""
+    loggers = [logging.getLogger(), logging.getLogger("torchproof")]
+    before = [(logger.handlers.copy(), logger.level) for logger in loggers]
     with mock.patch.dict(os.environ):
         yield
+    logging.captureWarnings(False)
+    logs.current_request.set("")
+    for logger, (handlers, level) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
 
 
 BundleMaker = Callable[..., Bundle]
@@ -188,42 +200,92 @@ def sealed() -> Callable[[Path], None]:
     return reseal
 
 
-@pytest.fixture
-def load() -> Callable[[Service], Loaded]:
-    """A service of the test's own, run eagerly."""
+T = TypeVar("T")
+TARGET = Target(reference="app.py:Net", kind="python")
 
-    def loaded(service: Service) -> Loaded:
-        module = load_module(service).eval()
-        subject = make_subject(
-            Target(reference="app.py:Net", kind="python"), service, module, *sample_requests(service, None)
+
+class Client:
+    """The server's app with a model in this process, asked on an event loop of its own.
+
+    Attributes:
+        service: what is loaded at a start or a reload.
+    """
+
+    def __init__(self, service: Service, *, asked: CapsAsked, max_queue: int, deadline_s: float, keys: Path | None):
+        self.service = service
+        self.dispatcher = Dispatcher(max_queue)
+        self.supervisor: Supervisor
+        metrics = Metrics(
+            (PREDICT, INFER), lambda: self.dispatcher.depth, lambda: self.supervisor.replicas(), lambda: {}
         )
-        signature = read_signature(module, subject.rows, service, batched=subject.batched)
-        choice = Choice(candidate=Candidate(runtime="eager"), max_batch_size=1, padding=False, artifact="")
-        run = eager(module, signature)
-        return Loaded("app.py:Net", service, signature, run, choice, (), (), tuple(subject.requests[:1]))
+        self.supervisor = Supervisor(self.dispatcher, metrics)
+        self.app = App(self.dispatcher, self.supervisor, metrics, Settings("net", deadline_s, keys))
+        self.wanted = Wanted(
+            bundle=None,
+            target=TARGET,
+            num_replicas=0,
+            cores=((0,),),
+            num_threads=1,
+            name="net",
+            asked=asked,
+            environment={},
+            log_format="text",
+        )
+        self._runner = asyncio.Runner()
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
 
-    return loaded
+    def prepared(self, wanted: Wanted) -> Prepared:
+        return Prepared(TARGET, self.service, load_module(self.service).eval(), b"")
+
+    def start(self) -> None:
+        self.run(self.supervisor.start(self.wanted))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(coroutine)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.run(self.http.get(path, **options))
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return self.run(self.http.post(path, **options))
+
+    def count(self, outcome: str, route: str = PREDICT) -> float:
+        """How many requests the metrics say ended so."""
+        sample = f'torchproof_requests_total{{outcome="{outcome}",route="{route}"}} '
+        (line,) = [line for line in self.get("/metrics").text.splitlines() if line.startswith(sample)]
+        return float(line.removeprefix(sample))
+
+    def close(self) -> None:
+        self.run(self.http.aclose())
+        self.run(self.supervisor.close())
+        self._runner.close()
 
 
 @pytest.fixture
-def model_of(load: Callable[[Service], Loaded]) -> Iterator[Callable[[Service], Model]]:
-    """A model with a service of the test's own, loaded on its thread."""
-    models = []
+def client_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Client]]:
+    """The app with a service of the test's own, run eagerly; without ``start`` the model is not loaded yet."""
+    clients: list[Client] = []
 
-    def made(service: Service) -> Model:
-        model = Model()
-        models.append(model)
-        asyncio.run(model.load(lambda: Answerer(load(service))))
-        return model
+    def made(
+        service: Service,
+        *,
+        asked: CapsAsked | None = None,
+        max_queue: int = 8,
+        deadline_s: float = DEADLINE_S,
+        keys: Path | None = None,
+        start: bool = True,
+    ) -> Client:
+        client = Client(service, asked=asked or CapsAsked(), max_queue=max_queue, deadline_s=deadline_s, keys=keys)
+        clients.append(client)
+        monkeypatch.setattr("torchproof.serve.inprocess._prepare", client.prepared)
+        if start:
+            client.start()
+        return client
 
     yield made
-    for model in models:
-        assert model.close()
-
-
-@pytest.fixture
-def client_of(model_of: Callable[[Service], Model]) -> Callable[[Service], TestClient]:
-    return lambda service: TestClient(create_app(model_of(service)), raise_server_exceptions=False)
+    for client in clients:
+        client.close()
 
 
 class ServerProcess:

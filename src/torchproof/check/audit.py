@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from torchproof.check.batching import Probe, see_batch, see_padding
+from torchproof.check.batching import Probe, holds, see_batch, see_padding
 from torchproof.check.modes import see_modes, unchanged
 from torchproof.rules.registry import judge
 from torchproof.target.respond import respond
@@ -82,18 +82,13 @@ def audit(target: Target, traffic: Path | None = None) -> Audit:
         signature=signature,
         traffic=subject.traffic(signature),
         precision=probe.precision,
-        batching=bool(batches) and all(_holds(seen) for seen in batches),
-        padding=bool(paddings) and all(_holds(seen) for seen in paddings),
+        batching=bool(batches) and all(holds(seen) for seen in batches),
+        padding=bool(paddings) and all(holds(seen) for seen in paddings),
         findings=tuple(f for seen in seen_all for f in judge(seen)),
     )
     return Audit(
         report=report, subject=subject, module=module, signature=signature, encode_needs_load=bool(before_load)
     )
-
-
-def _holds(seen: BatchSeen | PaddingSeen) -> bool:
-    diff = seen.row_diff if isinstance(seen, BatchSeen) else seen.pad_diff
-    return not seen.error and diff <= seen.threshold
 
 
 def _few(rows: list[Row], signature: Signature) -> list[Row]:

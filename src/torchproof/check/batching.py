@@ -51,6 +51,12 @@ def see_batch(probe: Probe, rows: Sequence[Row], target: str) -> BatchSeen:
     )
 
 
+def holds(seen: BatchSeen | PaddingSeen) -> bool:
+    """Whether the rows gave the same answers either way."""
+    diff = seen.row_diff if isinstance(seen, BatchSeen) else seen.pad_diff
+    return not seen.error and diff <= seen.threshold
+
+
 def _equal_sizes(rows: Sequence[Row], signature: Signature) -> list[Row]:
     """The largest group of samples of one size; if all are equal, which would hide effects, one and a changed copy."""
     groups: dict[tuple[int, ...], list[Row]] = {}

@@ -27,7 +27,7 @@ _PACKAGES = (
 # The extras of pyproject.toml, for a source tree that is run without being installed; a test keeps the two equal.
 _EXTRAS = {
     "torch": ("torch", "numpy", "safetensors"),
-    "serve": ("starlette", "uvicorn", "swagger-ui-bundle"),
+    "serve": ("starlette", "uvicorn", "swagger-ui-bundle", "httptools", "uvloop", "prometheus-client"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "hf": ("transformers",),
 }

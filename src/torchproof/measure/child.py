@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from torchproof.errors import TorchproofError, UserCodeError
+from torchproof.errors import describe
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -34,22 +34,9 @@ def main(handler: str, calls_fd: int, answers_fd: int) -> None:
                 encoded = msgspec.json.encode(answer)
             except Exception as exc:  # noqa: BLE001  whatever the trial raises is its result
                 traceback.print_exc()
-                encoded = msgspec.json.encode({"error": _describe(exc)})
+                encoded = msgspec.json.encode({"error": describe(exc)})
             answers.write(encoded + b"\n")
             answers.flush()
-
-
-def _describe(exc: Exception) -> dict[str, str]:
-    """What the caller makes the exception from again; ``help`` and ``trace`` only where it is one of ours."""
-    if isinstance(exc, UserCodeError):
-        return {"message": exc.doing, "trace": exc.trace}
-    if isinstance(exc, TorchproofError):
-        ours = next(kind for kind in type(exc).__mro__ if kind.__module__ == TorchproofError.__module__)
-        return {"type": ours.__name__, "message": str(exc), "help": exc.help}
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    # torch.export says in its first line only that a constraint was violated, and in a list below it which.
-    text = " ".join(lines[:2] if len(lines) > 1 and lines[1].startswith("- ") else lines[:1])
-    return {"message": f"{type(exc).__name__}: {text}" if text else type(exc).__name__}
 
 
 if __name__ == "__main__":

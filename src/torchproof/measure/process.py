@@ -114,7 +114,7 @@ class FreshProcess:
             raise self._death() from None
         answer = self._read_line(timeout_s)
         if "error" in answer:
-            raise _revive(answer["error"])
+            raise errors.revive(answer["error"])
         return answer["result"]
 
     def kill(self) -> None:
@@ -210,13 +210,3 @@ def as_trial_error(exc: Exception) -> TrialError:
     if isinstance(exc, UserCodeError):
         return TrialError("failed", f"{exc.doing}: {exc.trace.rstrip().rpartition(chr(10))[2]}")
     return TrialError("failed", str(exc))
-
-
-def _revive(error: dict[str, str]) -> Exception:
-    """The exception that the child described, of the same class where it is one of ours."""
-    if "trace" in error:
-        return UserCodeError(error["message"], error["trace"])
-    if "help" in error:
-        revived: Exception = getattr(errors, error["type"])(error["message"], help=error["help"])
-        return revived
-    return TrialError("failed", error["message"])

@@ -14,6 +14,9 @@ def text(serving: Serving) -> str:
         ("serving", serving.target + (f" from {serving.bundle}" if serving.bundle else "")),
         ("candidate", serving.choice.candidate.label),
         ("golden set", _golden(serving.golden)),
+        ("replicas", _replicas(serving)),
+        ("batches", _batches(serving)),
+        ("limits", _limits(serving)),
         *(("finding", f"{f.code} {f.name}: {f.message}") for f in serving.findings),
     ]
     lines = [f"{label + ':':<{_LABEL}}{value}\n" for label, value in rows]
@@ -34,3 +37,33 @@ def _golden(replays: tuple[GoldenSeen, ...]) -> str:
     num_rows = worst.num_rows  # every one is within: serve refuses otherwise
     sizes = " and ".join(str(seen.batch_size) for seen in replays)
     return f"{num_rows} of {num_rows} rows within {bound}, worst {worst.error:.5g}, at batch size {sizes}"
+
+
+def _replicas(serving: Serving) -> str:
+    if not serving.num_replicas:
+        return "none: the model runs in the server's own process"
+    private = [sample.private_bytes for sample in serving.memory]
+    shared = [sample.rss_bytes - sample.private_bytes for sample in serving.memory]
+    each = f"{_mib(min(private))}" if min(private) == max(private) else f"{_mib(min(private))} to {_mib(max(private))}"
+    return f"{serving.num_replicas}, each with {each} of its own and {_mib(max(shared))} shared"
+
+
+def _batches(serving: Serving) -> str:
+    size = serving.choice.max_batch_size
+    if size == 1:
+        return "one request at a time"
+    kind = "padded where it pays" if serving.choice.padding else "of equal sizes"
+    return f"up to {size} requests, {kind}"
+
+
+def _limits(serving: Serving) -> str:
+    caps = serving.caps
+    sizes = "".join(f"{dim} {size}, " for dim, size in caps.max_sizes.items())
+    return (
+        f"{sizes}body {_mib(caps.max_body_bytes)}, one request {_mib(caps.max_item_bytes)}, list {caps.max_items}, "
+        f"queue {serving.max_queue}, deadline {serving.deadline_s:g} s"
+    )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.3g} MiB"

@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 
 from torchproof.runtimes.base import Runtime, Source, named, set_torch_threads
 from torchproof.runtimes.cache import fill_cache, use_cache
+from torchproof.runtimes.fallbacks import CountedModule
 from torchproof.target.rows import Run, stack
 from torchproof.types import CompileSeen, Precision
 
@@ -42,7 +43,8 @@ class Inductor(Runtime):
         return run
 
     def _compile(self, source: Source) -> Run:
-        run = named(torch.compile(source.flat(), dynamic=True), source.signature)
+        module = CountedModule(source.module(), source.signature).eval()
+        run = named(torch.compile(module, dynamic=True), source.signature)
         for rows in source.warm_up_batches():
             run(stack(rows, source.signature))
         return run

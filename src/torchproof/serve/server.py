@@ -1,4 +1,4 @@
-"""Listens, loads, answers and stops: uvicorn around the app, with the model on its own thread."""
+"""Listens, starts what is served, answers and stops: uvicorn around the app."""
 
 import asyncio
 import contextlib
@@ -7,21 +7,45 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 
 from torchproof.errors import UsageError
-from torchproof.serve.app import create_app
-from torchproof.serve.model import Model
+from torchproof.serve.app import INFER, PREDICT, App, Settings
+from torchproof.serve.dispatch import Dispatcher
+from torchproof.serve.metrics import Metrics
+from torchproof.serve.supervisor import Supervisor
+from torchproof.serve.tracing import open_tracer
+from torchproof.serve.wanted import Wanted
+from torchproof.types.serving import Facts, MemorySample
 
-if TYPE_CHECKING:
-    from torchproof.serve.answer import Answerer
-
-# Seconds that requests in flight get after a signal: below the 30 s after which Kubernetes sends SIGKILL.
-GRACE_S = 25
 BACKLOG = 2048  # uvicorn's own default
+
+
+@dataclass(frozen=True)
+class Listening:
+    """How the server meets its clients.
+
+    Attributes:
+        grace_s: that requests in flight get after SIGTERM.
+        certfile, keyfile: PEM files for TLS; None without.
+    """
+
+    socket: socket.socket
+    max_queue: int
+    grace_s: float
+    certfile: Path | None = None
+    keyfile: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """``http://127.0.0.1:8000``."""
+        host, port = self.socket.getsockname()[:2]
+        scheme = "https" if self.certfile else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -44,64 +68,106 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(message, help=help) from None
 
 
-def url_of(listener: socket.socket) -> str:
-    """``http://127.0.0.1:8000``."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def serve(
-    listener: socket.socket, open_model: "Callable[[], Answerer]", on_ready: "Callable[[Answerer], None]"
-) -> bool:
-    """Answers until SIGINT or SIGTERM, then finishes the requests in flight.
+    listening: Listening,
+    wanted: Wanted,
+    settings: Settings,
+    on_ready: Callable[[Facts, tuple[MemorySample, ...]], None],
+) -> None:
+    """Answers until SIGINT or SIGTERM, then finishes the requests in flight. SIGHUP reloads.
 
     Args:
-        open_model: called on the model's thread, while health is answered already. What it raises stops the server and
-            is raised here.
-        on_ready: called once the model answers.
+        on_ready: called once the model answers, with the memory of each replica; of none where it runs in this process.
 
-    Returns:
-        False where the model's thread is still at work, which would hold up the end of the process.
+    Raises:
+        TorchproofError, UserCodeError, TrialError: it can't be served.
     """
-    model = Model()
+    retried: list[Callable[[int], None]] = []
+    dispatcher = Dispatcher(listening.max_queue, lambda number: retried[0](number))
+    supervisor: Supervisor
+    metrics = Metrics(
+        (PREDICT, INFER), lambda: dispatcher.depth, lambda: supervisor.replicas(), lambda: supervisor.memory()
+    )
+    retried.append(metrics.retried)
+    supervisor = Supervisor(dispatcher, metrics)
+    app = App(dispatcher, supervisor, metrics, settings)
     config = uvicorn.Config(
-        create_app(model),
+        app,
+        http="httptools",
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=max(1, round(listening.grace_s)),
+        ssl_certfile=listening.certfile,
+        ssl_keyfile=listening.keyfile,
     )
+    try:
+        config.load()
+    except OSError as exc:
+        raise UsageError(
+            f"the TLS certificate or key can't be used: {exc}", help="name PEM files that belong together"
+        ) from None
     server = uvicorn.Server(config)
-    with _stopped_by_signals(server):
-        try:
-            asyncio.run(_run(server, listener, model, open_model, on_ready))
-        finally:
-            ended = model.close()
-    return ended
+    with _stopped_by_signals(server), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_run(server, listening, wanted, app, on_ready))
 
 
 async def _run(
     server: uvicorn.Server,
-    listener: socket.socket,
-    model: Model,
-    open_model: "Callable[[], Answerer]",
-    on_ready: "Callable[[Answerer], None]",
+    listening: Listening,
+    wanted: Wanted,
+    app: App,
+    on_ready: Callable[[Facts, tuple[MemorySample, ...]], None],
 ) -> None:
-    async def load() -> None:
+    supervisor, dispatcher = app.supervisor, app.dispatcher
+    loop = asyncio.get_running_loop()
+
+    async def start() -> None:
         try:
-            on_ready(await model.load(open_model))
+            generation = await supervisor.start(wanted)
+            app.trace(open_tracer())  # after the processes: what sends spans has a thread
+            assert generation.facts is not None
+            await supervisor.filled()
+            on_ready(generation.facts, tuple(supervisor.memory().values()))
         except BaseException:
             server.should_exit = True
             raise
 
-    loading = asyncio.create_task(load())
-    await server.serve(sockets=[listener])
-    if loading.done():
-        loading.result()  # raises what it raised
-    else:
-        loading.cancel()
+    reloads: set[asyncio.Task[str]] = set()
+
+    def reload() -> None:
+        if supervisor.generation is not None and not reloads:
+            task = asyncio.create_task(app.reload())
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError, AttributeError):
+        loop.add_signal_handler(signal.SIGHUP, reload)  # not in a thread, not on Windows
+    starting = asyncio.create_task(start())
+    watching = asyncio.create_task(supervisor.watch())
+    stopping = asyncio.create_task(_close_when(server, dispatcher))
+    try:
+        await server.serve(sockets=[listening.socket])
+        if starting.done():
+            starting.result()  # raises what it raised
+        else:
+            starting.cancel()
+            await asyncio.wait([starting])
+        if watching.done():
+            watching.result()
+    finally:
+        stopping.cancel()
+        watching.cancel()
+        await supervisor.close()
+
+
+async def _close_when(server: uvicorn.Server, dispatcher: Dispatcher) -> None:
+    """Says that nothing more is accepted once the server is to stop."""
+    while not server.should_exit:
+        await asyncio.sleep(0.05)
+    dispatcher.closed = "the server is stopping"
 
 
 @contextlib.contextmanager

@@ -2,5 +2,6 @@
 
 from torchproof.stats.intervals import median_interval, quantile, quantile_interval
 from torchproof.stats.paired import LOOKS, MARGIN, compare_paired
+from torchproof.stats.slope import theil_sen
 
-__all__ = ["LOOKS", "MARGIN", "compare_paired", "median_interval", "quantile", "quantile_interval"]
+__all__ = ["LOOKS", "MARGIN", "compare_paired", "median_interval", "quantile", "quantile_interval", "theil_sen"]

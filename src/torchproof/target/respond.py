@@ -15,25 +15,35 @@ from torchproof.types import InputSpec, Signature
 def respond(service: Service, signature: Signature, run: Run, request: Any) -> bytes:
     """One request to the response's JSON. Raises whatever the user's code and the model raise.
 
-    ``encode`` runs in the ordinary grad mode: a tensor made under inference mode carries other dispatch keys and makes
-    a compiled model recompile. ``decode`` runs under inference mode: the outputs may be changed in place only there.
+    ``decode`` runs under inference mode: the outputs may be changed in place only there.
 
     Raises:
-        RequestError: ``encode`` refused the request, or its tensors don't fit the model's signature.
+        RequestError: see ``encode``.
         ValueError, TypeError: JSON has no form for the response.
     """
-    names = [spec.name for spec in signature.inputs]
+    (outputs,) = run_rows(run, [encode(service, signature, request)], signature)
+    with torch.inference_mode():
+        response = service.decode(restore(outputs, signature.output_kind), request)
+        return to_json(response)
+
+
+def encode(service: Service, signature: Signature, request: Any) -> Row:
+    """The request's tensors, as the model takes them.
+
+    ``Service.encode`` runs in the ordinary grad mode: a tensor made under inference mode carries other dispatch keys
+    and makes a compiled model recompile.
+
+    Raises:
+        RequestError: it refused the request, or its tensors don't fit the model's signature.
+    """
     try:
         value = service.encode(request)
     except TargetError as exc:
         raise RequestError(str(exc), help=exc.help) from None
-    row = named_tensors(value, names, what="encode()")
+    row = named_tensors(value, [spec.name for spec in signature.inputs], what="encode()")
     if reason := misfit(row, signature.inputs):
         raise RequestError(reason, help="the signature is in the bundle's proof.json")
-    (outputs,) = run_rows(run, [row], signature)
-    with torch.inference_mode():
-        response = service.decode(restore(outputs, signature.output_kind), request)
-        return to_json(response)
+    return row
 
 
 def misfit(row: Row, inputs: Sequence[InputSpec]) -> str:

@@ -17,11 +17,14 @@ class Service:
         variable_dims: for each input, the dims whose size differs between requests, and a name for each. Dims are
             counted without the batch dim; dims of one name have one size: ``{"input_ids": {0: "length"}}``.
         pad_values: what to fill a variable dim with where padding is proven safe; 0 for inputs not named.
+        idempotent: whether a request may be answered again by another process where the first one ended, as it may for
+            all code that only computes.
         files: files that the code reads, relative to its own folder, to take along into a bundle; globs are allowed.
     """
 
     variable_dims: ClassVar[Mapping[str, Mapping[int, str]]] = {}
     pad_values: ClassVar[Mapping[str, float]] = {}
+    idempotent: ClassVar[bool] = True
     files: ClassVar[tuple[str, ...]] = ()
 
     def load(self) -> "nn.Module":

@@ -165,4 +165,53 @@ class PlanSeen(Record):
     found: dict[str, str]
 
 
-Observation = ModesSeen | BatchSeen | PaddingSeen | CompileSeen | GoldenSeen | ArtifactSeen | LoadSeen | PlanSeen
+class Growth(Record):
+    """How one kind of memory went with the requests answered: bytes per request, each slope with its interval.
+
+    Attributes:
+        slope, low, high: over all of them.
+        first, first_low: over the first half; its lower bound.
+        second, second_low: over the second half.
+    """
+
+    slope: float
+    low: float
+    high: float
+    first: float
+    first_low: float
+    second: float
+    second_low: float
+
+
+class MemorySeen(Record):
+    """The memory of a replica over the requests that it has answered, without the first ones, which warmed it up.
+
+    Attributes:
+        replica: its number.
+        num_samples: looks at its memory.
+        num_requests: answered between the first look and the last one.
+        seconds: between these two.
+        resident, private: mapped pages that are in memory, all of them and those that no other process shares.
+        in_use: handed out by malloc; None where malloc can't be asked.
+        free: held by malloc and not handed out; None as above.
+        device_allocated, device_reserved: CUDA; None without it.
+        num_device_ooms: allocations on the device that were refused between the two.
+    """
+
+    target: str
+    replica: int
+    num_samples: int
+    num_requests: int
+    seconds: float
+    resident: Growth
+    private: Growth
+    in_use: Growth | None = None
+    free: Growth | None = None
+    device_allocated: Growth | None = None
+    device_reserved: Growth | None = None
+    num_device_ooms: int = 0
+
+
+Observation = (
+    ModesSeen | BatchSeen | PaddingSeen | CompileSeen | GoldenSeen | ArtifactSeen | LoadSeen | PlanSeen | MemorySeen
+)
