@@ -67,7 +67,7 @@ WORK = ROOT / "build" / "bench"
 VENV = WORK / "peers-venv"
 HOST = "127.0.0.1"
 
-TARGETS = {"minilm": "examples/minilm.py:MiniLM", "mlp": "examples/mlp.py:mlp"}
+TARGETS = {"minilm": "examples/minilm.py:MiniLM", "mlp": "examples/mlp.py:small"}
 CASES = {
     "minilm": ("minilm1", "minilm8", "minilm32", POISSON, "clients256", "overload", "large"),
     "mlp": ("mlp1", "mlp32"),

@@ -37,8 +37,8 @@ class Asked:
             with torch.inference_mode():
                 self.expected = [network(**row)[0].tolist() for row in rows]
         else:
-            network, _ = module.mlp()
-            inputs = torch.randn(NUM_REQUESTS, 784, generator=torch.Generator().manual_seed(1))
+            network, (examples,) = module.small()
+            inputs = torch.randn(NUM_REQUESTS, examples.shape[1], generator=torch.Generator().manual_seed(1))
             self.values = [{"input": row} for row in inputs.tolist()]
             self.batched = [{"inputs": [row]} for row in inputs.tolist()]
             with torch.inference_mode():
