@@ -55,6 +55,7 @@ from bench.serve_table import (
     table,
 )
 
+from torchproof.machine.cores import num_cores
 from torchproof.machine.environment import read_environment
 from torchproof.render import units
 from torchproof.stats import quantile
@@ -94,6 +95,8 @@ class Running:
         if name in OURS:
             reference = str(_bundle(model)) if row else TARGETS[model]
             command = [_script("torchproof"), "serve", reference, "--port", "0", "--format", "json"]
+            if model == "minilm" and row:  # the plan's threads are those of the least latency; more replicas do more
+                command += ["--replicas", str(num_cores())]
         else:
             self.port = _free_port()
             command = _peer_command(peer, model, self.port)

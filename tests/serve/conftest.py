@@ -236,7 +236,7 @@ class Client:
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
 
     def prepared(self, wanted: Wanted) -> Prepared:
-        return Prepared(TARGET, self.service, load_module(self.service).eval(), b"")
+        return Prepared(TARGET, self.service, load_module(self.service).eval(), b"", read_environment())
 
     def start(self) -> None:
         self.run(self.supervisor.start(self.wanted))

@@ -60,12 +60,14 @@ class Prepared:
         source: a bundle that was checked, or a bare target.
         module: in eval mode with the stored weights; None where the runtime needs none.
         sums: the bundle's checksums at that time.
+        environment: of the machine, not of the few cores that a replica is given.
     """
 
     source: Bundle | Target
     service: Service
     module: nn.Module | None
     sums: bytes
+    environment: Environment
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,16 @@ def prepare(source: Bundle | Target) -> Prepared:
     Raises:
         TargetError, UserCodeError: see ``open_service`` and ``load_module``.
     """
+    environment = read_environment()
     if isinstance(source, Target):
         service = open_service(source)
-        return Prepared(source, service, load_module(service).eval(), b"")
+        return Prepared(source, service, load_module(service).eval(), b"", environment)
     service = open_service(source.target)
     runtime = source.proof.plan.chosen.candidate.runtime
     module = None
     if runtime in RUNTIMES and open_runtime(RUNTIMES[runtime]).needs_module:
         module = load_module(service, source.weights).eval()
-    return Prepared(source, service, module, (source.path / SUMS).read_bytes())
+    return Prepared(source, service, module, (source.path / SUMS).read_bytes(), environment)
 
 
 def load(prepared: Prepared, num_threads: int, choice: Choice | None) -> Loaded:
@@ -137,7 +140,7 @@ def load(prepared: Prepared, num_threads: int, choice: Choice | None) -> Loaded:
 def _load_bundle(prepared: Prepared, bundle: Bundle, num_threads: int, choice: Choice | None) -> Loaded:
     if _sums(bundle) != prepared.sums:
         raise BundleError(f"{bundle.path} was replaced by another bundle", help="reload, so that it is proven")
-    environment = read_environment()
+    environment = prepared.environment
     choices = (choice,) if choice else (bundle.proof.plan.chosen, *bundle.proof.plan.runners_up)
     limited = [_limit_threads(one, num_threads) for one in choices]
     taken, run, skipped = _first_that_loads(prepared, bundle, limited, environment)

@@ -78,9 +78,10 @@ def run(link: Link, prepare: Callable[[], Prepared]) -> None:
     begin, *rest = requests
     assert isinstance(begin, Begin)
     try:
+        prepared = prepare()
         if begin.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, begin.cores)
-        engine, facts = open_engine(prepare(), begin, link.send)
+        engine, facts = open_engine(prepared, begin, link.send)
         _give_back_memory()
     except (Exception, SystemExit) as exc:  # noqa: BLE001  the user's code may raise anything; the server says it
         link.send([Failed(error=describe(exc))])
