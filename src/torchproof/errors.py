@@ -103,3 +103,8 @@ def revive(error: dict[str, str]) -> Exception:
         revived: Exception = globals()[error["type"]](error["message"], help=error["help"])
         return revived
     return TrialError("failed", error["message"])
+
+
+def said(exc: BaseException) -> str:
+    """What a log tells of it, the user's own traceback included."""
+    return f"{exc}: {exc.trace.strip()}" if isinstance(exc, UserCodeError) else str(exc)

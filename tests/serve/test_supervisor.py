@@ -352,11 +352,13 @@ def test_what_must_not_be_done_twice_is_not_retried(start: Start, folder: Path) 
     with start() as server:
         asked = in_thread(lambda: server.predict(77))
         until(lambda: server.metric("torchproof_queue_depth") == 1)
-        for pid in server.replicas():
+        before = server.replicas()
+        for pid in before:
             os.kill(pid, signal.SIGKILL)
         reply = asked()
         assert reply.status == 500
         assert "may have been carried out" in json.loads(reply.body)["detail"]
+        until(lambda: server.metric("torchproof_replica_restarts_total") == len(before))
         until(lambda: server.get("/readyz").status == 200)
         assert server.predict(1).total == 1
         assert server.metric("torchproof_retries_total") == 0

@@ -207,7 +207,7 @@ def _wanted(
 
     planned = opened.proof.plan.chosen.candidate.num_threads if isinstance(opened, Bundle) else num_threads or 1
     cores = share_cores(core_ids(), planned, num_replicas or None)
-    threads = min(planned or len(cores[0]), len(cores[0])) if num_replicas else planned
+    threads = min(planned, len(cores[0])) if planned or not num_replicas else len(cores[0])
     set_thread_variables(threads)  # the model may come to run in this process
     return Wanted(
         bundle=opened.path if isinstance(opened, Bundle) else None,

@@ -203,7 +203,8 @@ class App:
         format: Format = "v2" if route is INFER else FORMATS.get(content_type, "json")
         if caps is not None and format in ("npy", "safetensors") and num_bytes > caps.max_item_bytes:
             raise _too_large(num_bytes, caps)
-        refusal = self.dispatcher.reserve(num_bytes, deadline - start)
+        held_bytes = num_bytes if declared or caps is None else caps.max_body_bytes  # of a chunked body it isn't known
+        refusal = self.dispatcher.reserve(num_bytes, deadline - start, held_bytes)
         if refusal is not None:
             return refusal
         assert caps is not None  # nothing is accepted before there are any
@@ -235,12 +236,13 @@ class App:
                 done=done,
                 # uvicorn's; asking receive() would take a task for each request.
                 gone=lambda: bool(getattr(connection, "disconnected", False)),
+                num_bytes=held_bytes,
             )
             reserved = False
             self.dispatcher.submit(entry)
         finally:
             if reserved:
-                self.dispatcher.release()
+                self.dispatcher.release(held_bytes)
         result, queued_s = await answered
         if isinstance(result, Answer):
             self.metrics.ran(result, queued_s)

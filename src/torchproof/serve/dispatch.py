@@ -50,6 +50,7 @@ class Entry:
     Attributes:
         done: called once, with what the client gets and the seconds it waited before a replica had it.
         gone: whether nobody waits for it any more.
+        num_bytes: that were reserved for it.
         holders: the replicas that have it; two where the first one is silent.
         retried: it was in the forward of a replica that ended, or fell silent.
     """
@@ -63,6 +64,7 @@ class Entry:
     sent: float = 0.0
     retried: bool = False
     queued: bool = False
+    num_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -136,11 +138,15 @@ class Dispatcher:
 
     Args:
         max_queue: requests accepted and not yet answered.
+        max_bytes: of their bodies, all together.
         retried: called with the number of requests that go to another replica.
     """
 
-    def __init__(self, max_queue: int, retried: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(
+        self, max_queue: int, retried: Callable[[int], None] = lambda number: None, max_bytes: float = math.inf
+    ) -> None:
         self.max_queue = max_queue
+        self.max_bytes = max_bytes
         self.costs = Costs((), (), 0.01)
         self.idempotent = True
         self.window = MIN_WINDOW
@@ -153,6 +159,7 @@ class Dispatcher:
         self._queue: deque[Entry] = deque()
         self._deadlines: list[tuple[float, int]] = []
         self._reserved = 0
+        self._bytes = 0
         self._load_s = 0.0  # of all that was accepted, at the speed of the samples
 
     @property
@@ -171,12 +178,13 @@ class Dispatcher:
         """Seconds until a request that comes now would be answered, by what is known."""
         return self._load_s * self.costs.factor / max(1, len(self._open()))
 
-    def reserve(self, num_bytes: int, left_s: float) -> Ended | None:
+    def reserve(self, num_bytes: int, left_s: float, held_bytes: int = 0) -> Ended | None:
         """Takes a place in the queue before the body is read; what is refused has taken none.
 
         Args:
-            num_bytes: of the body.
+            num_bytes: of the body; 0 where it isn't known.
             left_s: until the deadline.
+            held_bytes: that the body may come to.
         """
         if unready := self.unready:
             return Ended("not_ready", 503, unready, 1)
@@ -189,12 +197,17 @@ class Dispatcher:
                 f"the answer would come after the deadline: {backlog_s:.3g} s of work wait, {left_s:.3g} s are left"
             )
             return Ended("refused_deadline", 503, detail, wait_s)
+        if self.depth and self._bytes + held_bytes > self.max_bytes:
+            detail = f"requests of {self._bytes} bytes are waiting; at most {self.max_bytes:.0f} may"
+            return Ended("refused_queue_full", 429, detail, wait_s)
         self._reserved += 1
+        self._bytes += held_bytes
         return None
 
-    def release(self) -> None:
+    def release(self, held_bytes: int = 0) -> None:
         """Gives a place back whose request never came."""
         self._reserved -= 1
+        self._bytes -= held_bytes
 
     def submit(self, entry: Entry) -> None:
         """Takes the request whose place was reserved."""
@@ -235,7 +248,7 @@ class Dispatcher:
         holder.send(entry.job)
 
     def started(self, holder: Holder, message: Started, now: float) -> None:
-        """A replica begins a forward."""
+        """A replica begins a forward, or is alive between two."""
         self._heard(holder, now)
         holder.working, holder.expected_s = message.ids, message.expected_s
 
@@ -266,6 +279,7 @@ class Dispatcher:
             entry.queued = False
             self._queue.remove(entry)  # at once: it holds a body
         del self._entries[entry.job.id]
+        self._bytes -= entry.num_bytes
         self._load_s = self._load_s - entry.cost_s if self._entries else 0.0
         cancelled = not isinstance(result, Answer) or len(entry.holders) > 1
         for holder in entry.holders:

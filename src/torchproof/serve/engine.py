@@ -24,6 +24,8 @@ from torchproof.target.respond import encode
 from torchproof.target.rows import Row, restore, run_rows, sizes_of
 from torchproof.types.serving import Caps, Costs
 
+# A replica that is at work on the user's encode and decode says so after so long: silence would mean that it hangs.
+HEARTBEAT_S = 0.1
 # Seconds that one forward of several rows may be expected to take: so long a new request may wait behind it, and beyond
 # it a larger batch gains little (on a CPU the gain ends at a few rows).
 BUDGET_S = 0.1
@@ -80,6 +82,7 @@ class Engine:
     _round: deque[list[_Waiting]] = field(default_factory=deque)
     _alone: deque[tuple[Job, float]] = field(default_factory=deque)
     _replies: list[Message] = field(default_factory=list)
+    _sent: float = 0.0
 
     def __post_init__(self) -> None:
         self._model = CostModel(self.costs)
@@ -96,6 +99,7 @@ class Engine:
         else:
             self._waiting += self._accept(job, self.clock())
             logs.current_request.set("")
+            self._beat()
 
     def cancel(self, cancel: Cancel) -> None:
         """Forgets jobs: nobody waits for them."""
@@ -124,7 +128,13 @@ class Engine:
         """Hands over the answers that wait."""
         if self._replies:
             replies, self._replies = self._replies, []
+            self._sent = self.clock()
             self.send(replies)
+
+    def _beat(self) -> None:
+        """Says that it is alive, between two requests that are encoded or decoded."""
+        if self.clock() - self._sent > HEARTBEAT_S:
+            self._started((), 0.0)
 
     def _plan(self) -> None:
         waiting, self._waiting = self._alive(self._waiting), []
@@ -229,6 +239,7 @@ class Engine:
                 work.batch_size, work.padding = len(group), share
             if not work.missing:
                 self._answer(work)
+                self._beat()
 
     def _answer(self, work: _Work) -> None:
         job, loaded = work.job, self.loaded

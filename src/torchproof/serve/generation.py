@@ -23,7 +23,8 @@ class Generation:
     load_s: float = 0.0  # of the first replica
     zygote: Zygote | None = None  # that forks new replicas
     zygotes: list[Zygote] = field(default_factory=list)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the zygotes
+    succession: asyncio.Lock = field(default_factory=asyncio.Lock)
     replicas: list[Replica] = field(default_factory=list)
     keepers: list[asyncio.Task[None]] = field(default_factory=list)
     first_tries: list[asyncio.Future[None]] = field(default_factory=list)
@@ -42,6 +43,9 @@ class Generation:
                     log_format=wanted.log_format,
                 )
                 zygote = self.zygote = Zygote(setup, wanted.environment)
+                for ended in [one for one in self.zygotes if not one.alive]:
+                    ended.close()
+                    self.zygotes.remove(ended)
                 self.zygotes.append(zygote)
                 await zygote.prepared()
                 if zygote.refusal:

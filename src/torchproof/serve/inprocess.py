@@ -1,15 +1,19 @@
 """The model in the server's own process, for models that take less than a hop to another one."""
 
 import asyncio
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from torchproof.bundle.read import open_bundle
+from torchproof.bundle.read import Bundle, open_bundle
+from torchproof.errors import describe, revive
 from torchproof.serve.dispatch import Holder
 from torchproof.serve.engine import Engine
 from torchproof.serve.load import Prepared, prepare
 from torchproof.serve.replica import handle, open_engine
 from torchproof.serve.wanted import Wanted
 from torchproof.serve.wire import Begin, Message
+from torchproof.target.usercode import OWN_FOLDER
 from torchproof.types.serving import Facts
 
 
@@ -28,7 +32,10 @@ async def open_in_process(
     holder = Holder(send=pending.append, progress=None)
 
     def load() -> tuple[Engine, Facts | None]:
-        return open_engine(_prepare(wanted), begin, lambda replies: heard(holder, replies))
+        try:
+            return open_engine(_prepare(wanted), begin, lambda replies: heard(holder, replies))
+        except (Exception, SystemExit) as exc:  # whatever the user's code raises, as from a replica
+            raise revive(describe(exc)) from exc
 
     # On a thread, so that health is answered meanwhile.
     engine, found = await loop.run_in_executor(None, load)
@@ -59,7 +66,18 @@ async def open_in_process(
 
 
 def _prepare(wanted: Wanted) -> Prepared:
-    if wanted.target is not None:
-        return prepare(wanted.target)
-    assert wanted.bundle is not None
-    return prepare(open_bundle(wanted.bundle))
+    """As the bundle or the target lies on the disk now: what was imported of it before is imported again."""
+    source = wanted.target or open_bundle(wanted.bundle or Path())
+    target = source.target if isinstance(source, Bundle) else source
+    if target.path is not None:
+        _forget_code(Path(target.path).parent)
+    return prepare(source)
+
+
+def _forget_code(folder: Path) -> None:
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or "site-packages" in file or file.startswith(OWN_FOLDER):
+            continue
+        if Path(file).is_relative_to(folder):
+            del sys.modules[name]

@@ -154,13 +154,13 @@ class Zygote:
         """
         ours, theirs = socket.socketpair()
         pid: asyncio.Future[int] = self._loop.create_future()
-        self._forks.append(pid)
         with theirs:
             try:
                 socket.send_fds(self._socket, [pack(Fork())], [theirs.fileno()])
             except OSError:
                 ours.close()
                 raise TrialError("crashed", "the process that forks replicas has ended") from None
+        self._forks.append(pid)
         ours.setblocking(False)
         replica = Replica(number, await pid, ours, on_reply)
         await self._loop.create_unix_connection(lambda: replica, sock=ours)

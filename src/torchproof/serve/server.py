@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from torchproof.errors import UsageError
+from torchproof.machine.memory import usable_memory
 from torchproof.serve.app import INFER, PREDICT, App, Settings
 from torchproof.serve.dispatch import Dispatcher
 from torchproof.serve.metrics import Metrics
@@ -22,6 +23,8 @@ from torchproof.serve.tracing import open_tracer
 from torchproof.serve.wanted import Wanted
 from torchproof.types.serving import Facts, MemorySample
 
+# Of the machine's memory, for the bodies of all requests that wait: each is there twice, here and in its replica.
+QUEUE_MEMORY_SHARE = 0.05
 BACKLOG = 2048  # uvicorn's own default
 
 
@@ -83,7 +86,8 @@ def serve(
         TorchproofError, UserCodeError, TrialError: it can't be served.
     """
     retried: list[Callable[[int], None]] = []
-    dispatcher = Dispatcher(listening.max_queue, lambda number: retried[0](number))
+    max_bytes = QUEUE_MEMORY_SHARE * usable_memory()
+    dispatcher = Dispatcher(listening.max_queue, lambda number: retried[0](number), max_bytes)
     supervisor: Supervisor
     metrics = Metrics(
         (PREDICT, INFER), lambda: dispatcher.depth, lambda: supervisor.replicas(), lambda: supervisor.memory()
@@ -135,19 +139,21 @@ async def _run(
             server.should_exit = True
             raise
 
-    reloads: set[asyncio.Task[str]] = set()
+    asked = asyncio.Event()
 
-    def reload() -> None:
-        if supervisor.generation is not None and not reloads:
-            task = asyncio.create_task(app.reload())
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
+    async def reloads() -> None:
+        await asyncio.wait([starting])
+        while True:  # a signal during a reload asks for another one after it
+            await asked.wait()
+            asked.clear()
+            await app.reload()
 
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError, AttributeError):
-        loop.add_signal_handler(signal.SIGHUP, reload)  # not in a thread, not on Windows
+        loop.add_signal_handler(signal.SIGHUP, asked.set)  # not in a thread, not on Windows
     starting = asyncio.create_task(start())
     watching = asyncio.create_task(supervisor.watch())
     stopping = asyncio.create_task(_close_when(server, dispatcher))
+    reloading = asyncio.create_task(reloads())
     try:
         await server.serve(sockets=[listening.socket])
         if starting.done():
@@ -158,8 +164,8 @@ async def _run(
         if watching.done():
             watching.result()
     finally:
-        stopping.cancel()
-        watching.cancel()
+        for task in (stopping, watching, reloading):
+            task.cancel()
         await supervisor.close()
 
 

@@ -1,7 +1,6 @@
 """Keeps replicas up: starts them, watches them, replaces those that end, hang, answer wrongly or grow, and reloads."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import statistics
@@ -9,7 +8,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from torchproof.errors import BundleError, TorchproofError, TrialError, UserCodeError
+from torchproof.errors import BundleError, TorchproofError, TrialError, UserCodeError, said
 from torchproof.machine.memory import usable_memory
 from torchproof.serve.dispatch import WINDOW_BATCHES, Costs, Dispatcher, Holder
 from torchproof.serve.generation import Generation
@@ -113,7 +112,7 @@ class Supervisor:
             return
         generation.facts = facts
         self._apply(facts)
-        self._join(generation, first)
+        self._join(first)
         for slot in range(len(wanted.cores)):
             tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             generation.first_tries.append(tried)
@@ -149,8 +148,9 @@ class Supervisor:
             limit_s = max(MIN_LOAD_S, LOAD_FACTOR * generation.load_s) if generation.facts else None
             await asyncio.wait_for(asyncio.shield(replica.ready), limit_s)
         except TimeoutError:
-            generation.share = False  # what it was forked with may be what it waits for
-            generation.zygote = None
+            if generation.share and generation.zygote is zygote:
+                # What it was forked with may be what it waits for. The replicas from before need their zygote to live.
+                generation.share, generation.zygote = False, None
             zygote.kill(replica.pid)
             replica.close()
             raise TrialError(
@@ -198,8 +198,14 @@ class Supervisor:
         self._apply(generation.facts)
         self.dispatcher.add(holder, time.monotonic())
 
-    def _join(self, generation: Generation, replica: Replica) -> None:
+    def _join(self, replica: Replica) -> None:
         self.dispatcher.add(replica.holder, time.monotonic())
+
+        def ended(_: "asyncio.Future[None]") -> None:  # at once, whatever its keeper waits for
+            if replica.holder in self.dispatcher.holders:
+                self.dispatcher.drop(replica.holder, time.monotonic(), blame=replica.why in ("", "hung"))
+
+        replica.ended.add_done_callback(ended)
 
     async def _keep(
         self, generation: Generation, slot: int, replica: Replica | None, tried: "asyncio.Future[None]"
@@ -210,22 +216,21 @@ class Supervisor:
             if replica is None:
                 try:
                     replica = await self._open(generation, slot)
-                except (TorchproofError, UserCodeError, TrialError, OSError) as exc:
+                except Exception as exc:  # noqa: BLE001  whatever it is, it is tried again
                     failures += 1
                     self.dispatcher.reason = "no replica is up; the log says why"
                     _set(tried)
-                    said = f"{exc}: {exc.trace.strip()}" if isinstance(exc, UserCodeError) else str(exc)
-                    log.error("a replica could not be started: %s", said)
+                    log.error("a replica could not be started: %s", said(exc))
                     if isinstance(exc, BundleError):
                         log.error("the bundle is read again, as at a reload")
                         # A task of its own: where it succeeds it cancels this one. Where not, the bundle may be back.
-                        await asyncio.wait([self._spawn(self.reload())])
-                    await asyncio.sleep(min(MAX_PAUSE_S, 0.5 * 2**failures))
+                        await asyncio.wait([self._spawn(self.reload(generation))])
+                    await asyncio.sleep(_pause_s(failures))
                     continue
                 if generation.closing:
                     self._end(generation, replica, "")
                     return
-                self._join(generation, replica)
+                self._join(replica)
             _set(tried)
             began = time.monotonic()
             await asyncio.wait({replica.ended, replica.retired}, return_when=asyncio.FIRST_COMPLETED)
@@ -238,21 +243,29 @@ class Supervisor:
                     return
                 failures = failures + 1 if time.monotonic() - began < SETTLED_S else 0
                 if failures > 1:
-                    await asyncio.sleep(min(MAX_PAUSE_S, 0.5 * 2**failures))
+                    await asyncio.sleep(_pause_s(failures))
             replica = successor
 
     async def _succeed(self, generation: Generation, slot: int, replica: Replica) -> Replica | None:
-        """Replaces a replica that still answers: the new one first."""
-        with contextlib.suppress(TorchproofError, UserCodeError, TrialError, OSError):
-            successor = await self._open(generation, slot)
-            self._join(generation, successor)
+        """Replaces a replica that still answers: the new one first, and one replica after the other."""
+        async with generation.succession:
+            try:
+                successor = await self._open(generation, slot)
+            except Exception as exc:  # noqa: BLE001  whatever it is, the old one goes on
+                log.error("no successor of replica %s could be started: %s", replica.number, said(exc))
+                await asyncio.wait({replica.ended}, timeout=MAX_PAUSE_S)
+                replica.retired = asyncio.get_running_loop().create_future()
+                return replica
+            if generation.closing:
+                self._end(generation, successor, "closed")
+                return replica
+            self._join(successor)
             self.dispatcher.drain(replica.holder)
             while replica.holder.entries and not replica.ended.done():
                 await asyncio.sleep(TICK_S)
-            self.metrics.restarted("memory")
-            self._end(generation, replica, "memory")
-            return successor
-        return None
+        self.metrics.restarted("memory")
+        self._end(generation, replica, "memory")
+        return successor
 
     def _lost(self, generation: Generation, replica: Replica) -> None:
         """A replica has ended, or was told to."""
@@ -367,8 +380,11 @@ class Supervisor:
                 log.error("replica %s hangs", replica.number)
                 self._kill(replica, "hung")
 
-    async def reload(self) -> str:
+    async def reload(self, instead_of: Generation | None = None) -> str:
         """Starts the bundle as it lies on the disk now, beside the present one, and switches once it is proven.
+
+        Args:
+            instead_of: only where this is still the present one.
 
         Returns:
             what went wrong, so that the present one stays; empty when it is served.
@@ -376,9 +392,11 @@ class Supervisor:
         assert self.generation is not None
         try:
             async with self._reloading:
+                if instead_of is not None and instead_of is not self.generation:
+                    return ""
                 generation = await self.start(self.generation.wanted)
         except (TorchproofError, UserCodeError, TrialError, OSError) as exc:
-            log.error("reload failed, what was served before goes on: %s", exc)
+            log.error("reload failed, what was served before goes on: %s", said(exc))
             self.metrics.reloaded(False)
             return str(exc)
         assert generation.facts is not None
@@ -397,6 +415,8 @@ class Supervisor:
             await asyncio.sleep(TICK_S)
         for keeper in generation.keepers:
             keeper.cancel()
+        for tried in generation.first_tries:
+            _set(tried)
         for replica in list(generation.replicas):
             self._end(generation, replica, "closed")
         if generation.in_process in self.dispatcher.holders and generation.in_process is not None:
@@ -422,3 +442,7 @@ class Supervisor:
 def _set(future: "asyncio.Future[None]") -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _pause_s(failures: int) -> float:
+    return min(MAX_PAUSE_S, 0.5 * 2.0 ** min(failures, 10))

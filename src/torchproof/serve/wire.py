@@ -117,7 +117,7 @@ class Check(Message):
 
 
 class Started(Message):
-    """A forward begins, with rows of these jobs in it; nothing is heard before its end.
+    """A forward begins, with rows of these jobs in it; nothing is heard before its end. Of none: it is alive.
 
     Attributes:
         expected_s: what it takes by the costs measured at warm-up.

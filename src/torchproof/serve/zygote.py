@@ -6,6 +6,7 @@ fork copies only one, and what the others were about stays undone for ever.
 
 import contextlib
 import ctypes
+import logging
 import os
 import select
 import signal
@@ -25,6 +26,8 @@ from torchproof.serve.wire import Exited, Failed, Fork, Forked, Kill, Order, Rea
 from torchproof.serve.wire import Prepared as CanFork
 
 SETTLE_S = 1.0  # for threads that are about to end, such as a pool's that has read the weights
+log = logging.getLogger("torchproof.serve")
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -48,7 +51,8 @@ def main(fd: int) -> None:
         while True:
             for order in rest:
                 if isinstance(order, Fork):
-                    pids.add(_fork(server, fds.pop(0), setup, prepared))
+                    if pid := _fork(server, fds.pop(0), setup, prepared):
+                        pids.add(pid)
                 elif isinstance(order, Kill) and order.pid in pids:
                     os.kill(order.pid, signal.SIGKILL)
             ready, _, _ = select.select([server.fileno(), wake], [], [])
@@ -126,7 +130,13 @@ def _num_threads() -> int:
 
 
 def _fork(server: socket.socket, fd: int, setup: Setup, prepared: Prepared | None) -> int:
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as exc:  # no memory, or a limit on processes: those that are there go on
+        log.error("no replica can be forked: %s", exc)
+        os.close(fd)  # by which the server learns it
+        server.sendall(pack(Forked(pid=0)))
+        return 0
     if not pid:
         server.close()
         _be_replica(fd, setup, prepared)
@@ -142,6 +152,7 @@ def _be_replica(fd: int, setup: Setup, prepared: Prepared | None) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end_with_parent()
         logs.configure(setup.log_format, fields={"pid": os.getpid()})
+        os.set_inheritable(fd, False)  # what the user's code starts must not keep it open
         with socket.socket(fileno=fd) as end:
             replica.run(replica.Link(end), lambda: prepared or _load(setup))
         status = 0
