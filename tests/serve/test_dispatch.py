@@ -136,6 +136,23 @@ def test_a_place_is_taken_from_the_first_byte_on() -> None:
     assert dispatcher.reserve(0, 10.0) is None
 
 
+def test_the_bodies_that_wait_have_a_limit_together() -> None:
+    """However few they are; one alone is always taken, and what is answered makes room."""
+    dispatcher, (replica,) = dispatcher_of(1)
+    dispatcher.max_bytes = 100
+    assert dispatcher.reserve(0, 10.0, 150) is None
+    refused = dispatcher.reserve(0, 10.0, 1)
+    assert refused is not None
+    assert (refused.outcome, refused.status) == ("refused_queue_full", 429)
+    dispatcher.submit(Entry(Job(1, "json", b"", 50.0), 0.1, 0.0, lambda result, queued: None, bool, num_bytes=150))
+    assert dispatcher.reserve(0, 10.0, 1) is not None
+    dispatcher.answered(replica.holder, answer(1), 1.0)
+    assert dispatcher.reserve(0, 10.0, 100) is None
+    assert dispatcher.reserve(0, 10.0, 1) is not None
+    dispatcher.release(100)
+    assert_at_rest(dispatcher)
+
+
 def test_what_would_be_late_is_refused_at_once() -> None:
     """503 where the backlog and the request itself take more than their share of the deadline; else it is taken."""
     dispatcher, (replica,) = dispatcher_of(1)

@@ -580,3 +580,11 @@ def test_a_write_to_a_replica_that_has_just_ended_does_not_lose_its_last_words()
     for factory in (asyncio.new_event_loop, uvloop.new_event_loop):
         with asyncio.Runner(loop_factory=factory) as runner:
             assert runner.run(heard()) == [Started(ids=(1,), expected_s=1.0)]
+
+
+def test_the_pause_between_two_tries_grows_to_a_limit_and_no_further() -> None:
+    """Also after so many failures that the power of two has no float any more."""
+    pauses = [supervisor._pause_s(failures) for failures in range(1, 12)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 1.0
+    assert pauses[-1] == supervisor._pause_s(10_000) == supervisor.MAX_PAUSE_S
