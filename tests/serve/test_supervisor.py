@@ -22,6 +22,7 @@ import psutil
 import pytest
 import uvloop
 
+from torchproof.serve import supervisor
 from torchproof.serve.processes import Replica
 from torchproof.serve.wire import Check, Started, pack
 
