@@ -25,7 +25,7 @@ CHECK_S = 10.0  # between two looks at a replica: so long a wrong one may answer
 # Share of the machine's memory that the replicas may take before the largest is replaced.
 MEMORY_SHARE = 0.8
 # A replica that ends sooner after its start than this is started again after a pause, twice as long each time.
-SETTLED_S = 60.0
+SETTLED_S = 10.0
 MAX_PAUSE_S = 30.0
 # A replica is given up that takes so many times as long to load as the first one, and so long.
 LOAD_FACTOR = 10.0
