@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -289,14 +290,21 @@ def client_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Client]
 
 
 class ServerProcess:
-    """``torchproof serve`` in a process of its own, killed at the end of the test."""
+    """``torchproof serve`` in a process of its own, killed at the end of the block.
 
-    def __init__(self, *arguments: str, **environ: str) -> None:
+    Args:
+        main: Python that takes the place of ``python -m torchproof``.
+    """
+
+    def __init__(self, *arguments: str, cwd: Path | None = None, main: str | None = None, **environ: str) -> None:
+        self._log = tempfile.TemporaryFile("a+")  # appended to, so that to read moves no writer  # noqa: SIM115
+        program = ["-m", "torchproof"] if main is None else ["-c", main]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "torchproof", "serve", *arguments, "--port", "0", "--format", "json"],
+            [sys.executable, *program, "serve", *arguments, "--port", "0", "--format", "json"],
+            cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(SRC), **environ},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._log,
             text=True,
         )
 
@@ -307,25 +315,32 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+        self._log.close()
 
     def ready(self) -> dict[str, Any]:
-        """The line that it prints when it is ready; fails with its stderr when it ended instead."""
+        """The line that it prints when it is ready; fails with its log when it ended instead."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            pytest.fail(self.process.communicate(timeout=DEADLINE_S)[1])
+            self.process.wait(DEADLINE_S)
+            pytest.fail(self.log())
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def log(self) -> str:
+        """What it has written to stderr until now."""
+        self._log.seek(0)
+        return self._log.read()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, the rest of stdout, and stderr."""
-        out, err = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, out, err
+        out, _ = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out, self.log()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start() -> type[ServerProcess]:
     return ServerProcess

@@ -3,11 +3,7 @@
 import http.client
 import io
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +23,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-SRC = Path(__file__).parents[2] / "src"
 GUARD_S = 60
 APP = """
 from dataclasses import dataclass, field
@@ -93,29 +88,13 @@ SETTINGS = settings(
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "app.py").write_text(APP)
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "torchproof", "serve", "app.py", "--port=0", "--format=json", "--replicas=2"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, (folder / "log").read_text()
-            yield json.loads(line)["url"]
-            assert process.poll() is None
-        finally:
-            process.kill()
-    said = (folder / "log").read_text()
+    with start("app.py", "--replicas", "2", cwd=folder) as server:
+        yield server.ready()["url"]
+        assert server.process.poll() is None
+        said = server.log()
     assert "Traceback" not in said, said
     assert "is replaced" not in said, said
 

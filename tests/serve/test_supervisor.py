@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +26,6 @@ from torchproof.serve.processes import Replica
 from torchproof.serve.wire import Check, Started, pack
 
 GUARD_S = 90  # for what takes seconds: only a test that fails waits so long
-SRC = Path(__file__).parents[2] / "src"
 # As ``python -m torchproof``, but that golden rows are replayed 50 times as often.
 MAIN = """
 from torchproof.cli.main import main
@@ -107,36 +105,22 @@ class Reply(NamedTuple):
 class Server:
     """``torchproof serve`` in a process of its own, of which nothing is left at the end."""
 
-    def __init__(self, folder: Path, *arguments: str, reference: str | None = None) -> None:
-        self.folder = folder
-        self._log = folder / "log"
-        self._arguments = (reference or f"{folder / 'app.py'}:Sum", "--port", "0", "--format", "json", *arguments)
+    def __init__(self, launched: Any) -> None:
+        self._launched = launched
+        self.process: subprocess.Popen[str] = launched.process
         self.context: ssl.SSLContext | None = None
+        self._children: set[psutil.Process] = set()
 
     def __enter__(self) -> "Server":
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", MAIN, "serve", *self._arguments],
-                env={**os.environ, "PYTHONPATH": str(SRC)},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        self._children: set[psutil.Process] = set()
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait(GUARD_S)
-            pytest.fail(self.log())
-        self.url = urlsplit(json.loads(line)["url"])
+        self._launched.__enter__()
+        self.url = urlsplit(self._launched.ready()["url"])
         self.tree()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if self.process.poll() is None:
             self.tree()
-            self.process.kill()
-        self.process.communicate()
+        self._launched.__exit__(kind, exc, tb)
         until(lambda: not self.left())
 
     def tree(self) -> list[psutil.Process]:
@@ -164,7 +148,8 @@ class Server:
         return found
 
     def log(self) -> str:
-        return self._log.read_text()
+        log: str = self._launched.log()
+        return log
 
     def connect(self) -> http.client.HTTPConnection:
         assert self.url.hostname is not None
@@ -285,21 +270,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(folder: Path) -> Callable[..., Server]:
+def serve(folder: Path, start: Callable[..., Any]) -> "Serve":
     """A server with so many replicas, whose deadline no slow machine will meet."""
-    return lambda *arguments, replicas=2, deadline="100s", reference=None: Server(
-        folder, "--replicas", str(replicas), "--deadline", deadline, *arguments, reference=reference
-    )
+
+    def served(*arguments: str, replicas: int = 2, deadline: str = "100s", reference: str | None = None) -> Server:
+        options = ("--replicas", str(replicas), "--deadline", deadline, *arguments)
+        return Server(start(reference or f"{folder / 'app.py'}:Sum", *options, main=MAIN))
+
+    return served
 
 
-Start = Callable[..., Server]
+Serve = Callable[..., Server]
 
 
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "hung")])
 def test_a_replica_that_ends_or_stops_costs_no_client_its_answer(
-    start: Start, number: signal.Signals, reason: str
+    serve: Serve, number: signal.Signals, reason: str
 ) -> None:
-    with start() as server, Clients(server) as clients:
+    with serve() as server, Clients(server) as clients:
         clients.go_on()
         before = server.replicas()
         os.kill(min(before), number)
@@ -310,9 +298,9 @@ def test_a_replica_that_ends_or_stops_costs_no_client_its_answer(
 
 @pytest.mark.parametrize(("flag", "reason"), [("hang", "hung"), ("nan", "wrong")])
 def test_a_replica_whose_model_hangs_or_gives_nan_costs_no_client_its_answer(
-    start: Start, folder: Path, flag: str, reason: str
+    serve: Serve, folder: Path, flag: str, reason: str
 ) -> None:
-    with start() as server, Clients(server) as clients:
+    with serve() as server, Clients(server) as clients:
         clients.go_on()
         before = server.replicas()
         (folder / flag).touch()
@@ -322,9 +310,9 @@ def test_a_replica_whose_model_hangs_or_gives_nan_costs_no_client_its_answer(
     assert clients.wrong == []
 
 
-def test_every_replica_and_the_zygote_may_end_at_once(start: Start) -> None:
+def test_every_replica_and_the_zygote_may_end_at_once(serve: Serve) -> None:
     """Requests that wait are answered by the new ones; none is accepted in between."""
-    with start() as server:
+    with serve() as server:
         before = server.tree()
         assert len(before) == 3
         for process in before:
@@ -336,9 +324,9 @@ def test_every_replica_and_the_zygote_may_end_at_once(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("value", "reason"), [(13, "ended"), (14, "hung")])
-def test_a_request_that_ends_its_replica_is_tried_once_more_alone(start: Start, value: float, reason: str) -> None:
+def test_a_request_that_ends_its_replica_is_tried_once_more_alone(serve: Serve, value: float, reason: str) -> None:
     """It is answered with 500 in the end, and all others with 200, those beside it in a forward too."""
-    with start() as server, Clients(server) as clients:
+    with serve() as server, Clients(server) as clients:
         clients.go_on()
         reply = server.predict(value)
         clients.go_on()
@@ -348,9 +336,9 @@ def test_a_request_that_ends_its_replica_is_tried_once_more_alone(start: Start, 
     assert clients.wrong == []
 
 
-def test_what_must_not_be_done_twice_is_not_retried(start: Start, folder: Path) -> None:
+def test_what_must_not_be_done_twice_is_not_retried(serve: Serve, folder: Path) -> None:
     (folder / "app.py").write_text(APP + "    idempotent = False\n")
-    with start() as server:
+    with serve() as server:
         asked = in_thread(lambda: server.predict(77))
         until(lambda: server.metric("torchproof_queue_depth") == 1)
         before = server.replicas()
@@ -365,9 +353,9 @@ def test_what_must_not_be_done_twice_is_not_retried(start: Start, folder: Path) 
         assert server.metric("torchproof_retries_total") == 0
 
 
-def test_clients_that_hang_up_leave_nothing_behind(start: Start, folder: Path) -> None:
+def test_clients_that_hang_up_leave_nothing_behind(serve: Serve, folder: Path) -> None:
     """Their requests are forgotten while the model is still at the first of them."""
-    with start(replicas=1) as server:
+    with serve(replicas=1) as server:
         connections = [server.connect() for _ in range(8)]
         for connection in connections:
             connection.request("POST", "/predict", b'{"values": [77]}')
@@ -380,9 +368,9 @@ def test_clients_that_hang_up_leave_nothing_behind(start: Start, folder: Path) -
         assert server.metric('torchproof_requests_total{outcome="disconnected",route="/predict"}') == 8
 
 
-def test_a_replica_that_answers_wrongly_but_finitely_is_found_by_the_golden_rows(start: Start, folder: Path) -> None:
+def test_a_replica_that_answers_wrongly_but_finitely_is_found_by_the_golden_rows(serve: Serve, folder: Path) -> None:
     """Until the next check its answers are wrong; then it is replaced."""
-    with start() as server:
+    with serve() as server:
         before = server.replicas()
         (folder / "wrong").touch()
         server.replaced(before, "wrong")
@@ -390,10 +378,10 @@ def test_a_replica_that_answers_wrongly_but_finitely_is_found_by_the_golden_rows
         assert server.metric('torchproof_golden_checks_total{result="failed"}') == 1
 
 
-def test_a_large_body_is_refused_readably_while_small_requests_go_on(start: Start) -> None:
+def test_a_large_body_is_refused_readably_while_small_requests_go_on(serve: Serve) -> None:
     """The whole body is taken off the wire, so that the client gets to read the answer; twice on one connection."""
     body = json.dumps({"values": "x" * 5_000_000}).encode()
-    with start() as server, Clients(server, 4) as clients:
+    with serve() as server, Clients(server, 4) as clients:
         connection = server.connect()
         for _ in range(2):
             reply = ask(connection, "POST", "/predict", body, {"Content-Type": "text/plain"})
@@ -406,10 +394,10 @@ def test_a_large_body_is_refused_readably_while_small_requests_go_on(start: Star
     assert clients.wrong == []
 
 
-def test_deadlines(start: Start, folder: Path) -> None:
+def test_deadlines(serve: Serve, folder: Path) -> None:
     """504 while the model is still at it, by the server's deadline or a shorter X-Deadline; a longer one changes
     nothing; 408 for a body that does not come. The server answers right afterwards."""
-    with start(deadline="2s") as server:
+    with serve(deadline="2s") as server:
         for headers in ({}, {"X_Deadline": "0.5"}, {"X_Deadline": "1000"}):
             reply = server.predict(77, **headers)
             assert reply.status == 504
@@ -429,9 +417,9 @@ def test_deadlines(start: Start, folder: Path) -> None:
             assert server.predict(1, X_Deadline=text).status == 400
 
 
-def test_a_full_queue_refuses_at_once(start: Start, folder: Path) -> None:
+def test_a_full_queue_refuses_at_once(serve: Serve, folder: Path) -> None:
     """429 with Retry-After; what was accepted is answered."""
-    with start("--max-queue", "2", replicas=1) as server:
+    with serve("--max-queue", "2", replicas=1) as server:
         accepted = [in_thread(lambda: server.predict(77)) for _ in range(2)]
         until(lambda: server.metric("torchproof_queue_depth") == 2)
         reply = server.predict(1)
@@ -443,13 +431,13 @@ def test_a_full_queue_refuses_at_once(start: Start, folder: Path) -> None:
         assert server.predict(1).total == 1
 
 
-def test_ids_keys_and_health(start: Start, folder: Path) -> None:
+def test_ids_keys_and_health(serve: Serve, folder: Path) -> None:
     """Without a key: 401, but for health. An id that came is given back; else there is a new one."""
     key = "0123456789abcdef"
     keys = folder / "keys"
     keys.write_text(f"{key}\n")
     keys.chmod(0o600)
-    with start("--api-key-file", str(keys), replicas=1) as server:
+    with serve("--api-key-file", str(keys), replicas=1) as server:
         for path in ("/predict", "/v2/models/Sum/infer"):
             reply = server.ask("POST", path, b"{}")
             assert reply.status == 401
@@ -470,20 +458,20 @@ def test_ids_keys_and_health(start: Start, folder: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="nothing makes a certificate")
-def test_tls(start: Start, folder: Path) -> None:
+def test_tls(serve: Serve, folder: Path) -> None:
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout key.pem -out cert.pem -subj /CN=localhost"
     subprocess.run(
         [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1"], cwd=folder, check=True, capture_output=True
     )
     files = ("--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem"))
-    with start(*files, replicas=1) as server:
+    with serve(*files, replicas=1) as server:
         assert server.url.scheme == "https"
         server.context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
         assert server.predict(1, 2).total == 3
 
 
 def test_a_reload_switches_without_a_wrong_answer_and_a_bad_bundle_keeps_the_old(
-    start: Start, folder: Path, make_bundle: Callable[..., Any], sealed: Callable[[Path], None]
+    serve: Serve, folder: Path, make_bundle: Callable[..., Any], sealed: Callable[[Path], None]
 ) -> None:
     """SIGHUP: a damaged bundle changes nothing, not even where the golden rows of the running replicas came from. Of a
     newer one each answer is the old one's or the new one's, and the new one's in the end."""
@@ -493,7 +481,7 @@ def test_a_reload_switches_without_a_wrong_answer_and_a_bad_bundle_keeps_the_old
     code = newer / "code" / "app.py"
     code.write_text(code.read_text().replace("Total(float(outputs))", "Total(float(outputs) + 1_000_000)"))
     sealed(newer)
-    with start(reference=str(bundle)) as server, Clients(server, newer=1_000_000) as clients:
+    with serve(reference=str(bundle)) as server, Clients(server, newer=1_000_000) as clients:
         clients.go_on()
         before = server.replicas()
         golden = bundle / "golden.safetensors"
@@ -516,11 +504,11 @@ def test_a_reload_switches_without_a_wrong_answer_and_a_bad_bundle_keeps_the_old
 
 
 def test_a_bundle_that_was_damaged_below_its_replicas_is_served_again_once_it_is_whole(
-    start: Start, folder: Path, make_bundle: Callable[..., Any]
+    serve: Serve, folder: Path, make_bundle: Callable[..., Any]
 ) -> None:
     """A replica ends while the bundle on the disk is another one; nobody sends SIGHUP."""
     bundle = make_bundle(code=APP).path
-    with start(reference=str(bundle), replicas=1) as server:
+    with serve(reference=str(bundle), replicas=1) as server:
         (pid,) = server.replicas()
         (bundle / "SHA256SUMS").rename(folder / "sums")
         os.kill(pid, signal.SIGKILL)
@@ -531,9 +519,9 @@ def test_a_bundle_that_was_damaged_below_its_replicas_is_served_again_once_it_is
         assert server.predict(1, 2).total == 3
 
 
-def test_sigterm_finishes_what_was_accepted_and_leaves_no_process(start: Start, folder: Path) -> None:
+def test_sigterm_finishes_what_was_accepted_and_leaves_no_process(serve: Serve, folder: Path) -> None:
     """A new request is not taken any more; exit code 0."""
-    with start() as server:
+    with serve() as server:
         kept = server.connect()
         assert ask(kept, "POST", "/predict", b'{"values": [1]}', {}).total == 1
         accepted = [in_thread(lambda: server.predict(77)) for _ in range(4)]
@@ -555,8 +543,8 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_no_process(start: Start, 
         kept.close()
 
 
-def test_a_server_that_is_killed_leaves_no_process(start: Start) -> None:
-    with start() as server:
+def test_a_server_that_is_killed_leaves_no_process(serve: Serve) -> None:
+    with serve() as server:
         assert len(server.tree()) == 3
         server.process.kill()
         server.process.wait(GUARD_S)

@@ -1,11 +1,7 @@
 """Triton's own client, unchanged, against a real server."""
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -15,7 +11,6 @@ from tritonclient.utils import InferenceServerException
 
 from torchproof import __version__
 
-SRC = Path(__file__).parents[2] / "src"
 APP = """
 import torch
 import torchproof as tp
@@ -41,41 +36,13 @@ SCALE = np.array([2, -0.5], "float32")
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InferenceServerClient]:
+def client(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]) -> Iterator[InferenceServerClient]:
     folder = tmp_path_factory.mktemp("triton")
     (folder / "app.py").write_text(APP)
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torchproof",
-                "serve",
-                "app.py",
-                "--port",
-                "0",
-                "--format",
-                "json",
-                "--replicas",
-                "2",
-            ],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, (folder / "log").read_text()
-            client = InferenceServerClient(urlsplit(json.loads(line)["url"]).netloc, network_timeout=90)
-            yield client
-            client.close()
-        finally:
-            process.kill()
+    with start("app.py", "--replicas", "2", cwd=folder) as server:
+        client = InferenceServerClient(urlsplit(server.ready()["url"]).netloc, network_timeout=90)
+        yield client
+        client.close()
 
 
 def inputs(*, binary: bool, ids: np.ndarray = IDS, scale: np.ndarray = SCALE) -> list[InferInput]:
