@@ -93,8 +93,15 @@ class Soak:
             self.rng.choice(replicas).suspend()
 
     async def reload(self) -> None:
+        """Until it has passed: what ends a replica that still loads is another fault than these."""
+        before = await self.metric('reloads_total{result="passed"}')
         os.kill(self.server.pid, signal.SIGHUP)
-        await asyncio.sleep(10)
+        deadline = time.monotonic() + RECOVERY_S
+        while await self.metric('reloads_total{result="passed"}') == before:
+            if time.monotonic() > deadline:
+                self.seen["NOT RELOADED"] += 1
+                return
+            await asyncio.sleep(0.5)
 
     async def oversized(self) -> None:
         body = json.dumps({"text": "word " * 1_000_000}).encode()
@@ -131,18 +138,19 @@ class Soak:
     async def recovered(self) -> None:
         """Waits until as many replicas are ready as at the start."""
         deadline = time.monotonic() + RECOVERY_S
-        while time.monotonic() < deadline:
-            await asyncio.sleep(0.5)
-            request = f"GET /metrics HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
-            status, answer, _ = await _ask([], HOST, self.port, request, 10.0)
-            states = {
-                line.partition('state="')[2].partition('"')[0]: float(line.rpartition(" ")[2])
-                for line in answer.decode().splitlines()
-                if line.startswith("torchproof_replicas{")
-            }
-            if status == 200 and states["ready"] == 2 and not sum(states.values()) - 2:
+        await asyncio.sleep(0.5)  # until it is noticed
+        while await self.metric('replicas{state="ready"}') != 2 or await self.metric("replicas{") != 2:
+            if time.monotonic() > deadline:
+                self.seen["NOT RECOVERED"] += 1
                 return
-        self.seen["NOT RECOVERED"] += 1
+            await asyncio.sleep(0.5)
+
+    async def metric(self, name: str) -> float:
+        """Sum of the series that begin so."""
+        request = f"GET /metrics HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+        _, answer, _ = await _ask([], HOST, self.port, request, 10.0)
+        lines = answer.decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"torchproof_{name}"))
 
     async def watch(self) -> None:
         while time.monotonic() < self.end:

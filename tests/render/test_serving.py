@@ -62,6 +62,12 @@ def test_a_bare_target_in_the_servers_own_process_says_so() -> None:
     assert "\nreplicas:   none: " in text
 
 
+def test_replicas_that_are_not_up_when_it_is_ready_are_no_replicas_of_its_own_process() -> None:
+    one = msgspec.structs.replace(SERVING, memory=SERVING.memory[:1])
+    assert "replicas:   2 (1 up), each with 40 MiB of its own" in render.text(one)
+    assert "replicas:   2, of which none is up" in render.text(msgspec.structs.replace(SERVING, memory=()))
+
+
 def test_without_padding_requests_of_one_size_share_a_batch() -> None:
     choice = msgspec.structs.replace(SERVING.choice, padding=False)
     assert "batches:    up to 8 requests, of equal sizes\n" in render.text(

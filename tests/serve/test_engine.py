@@ -69,7 +69,7 @@ class Doubling(tp.Service):
         self.events.append(Encoded(int(request.values[0])))
         self.modes.append(("encode", torch.is_inference_mode_enabled()))
         if request.do == "refuse":
-            raise TargetError("these numbers are not liked", help="send others")
+            raise tp.RequestError("these numbers are not liked")
         if request.do == "refuse oddly":
             raise TargetError("not \udc80", help="")
         if request.do == "return float64":

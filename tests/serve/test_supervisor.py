@@ -26,18 +26,19 @@ from torchproof.serve.processes import Replica
 from torchproof.serve.wire import Check, Started, pack
 
 GUARD_S = 90  # for what takes seconds: only a test that fails waits so long
-# As ``python -m torchproof``, but that golden rows are replayed 50 times as often.
+# As ``python -m torchproof``, but that golden rows are replayed 50 times as often, and a load may stand still for 4 s.
 MAIN = """
 from torchproof.cli.main import main
-from torchproof.serve import supervisor
+from torchproof.serve import processes, supervisor
 supervisor.CHECK_S = 0.2
+processes.LOOK_S, processes.NUM_STILL = 0.2, 20
 main()
 """
 
 # A model that adds up, and has the fault of which a flag file is there: the process that takes the file has it.
-# 13 ends the process; 14 hangs; 77 waits for the file "open".
+# 13 ends the process; 14 hangs; 15 leaves a child behind; 77 waits for the file "open".
 APP = """
-import os, pathlib, time
+import os, pathlib, signal, time
 from dataclasses import dataclass
 import torch
 import torchproof as tp
@@ -72,6 +73,10 @@ class Net(torch.nn.Module):
             os._exit(13)
         if bool((x == 14).any()):
             time.sleep(10**6)
+        if bool((x == 15).any()) and not os.fork():
+            signal.alarm(300)
+            while True:
+                signal.pause()
         while bool((x == 77).any()) and not (HERE / "open").exists():
             time.sleep(0.001)
         return x.sum(1) * self.factor
@@ -79,6 +84,8 @@ class Net(torch.nn.Module):
 class Sum(tp.Service):
     variable_dims = {"x": {0: "length"}}
     def load(self):
+        while (HERE / "hang in load").exists():
+            time.sleep(10**6)
         return Net()
     def encode(self, request: Numbers):
         return {"x": torch.tensor(request.values)}
@@ -310,6 +317,44 @@ def test_a_replica_whose_model_hangs_or_gives_nan_costs_no_client_its_answer(
     assert clients.wrong == []
 
 
+def test_the_log_says_where_a_replica_hung(serve: Serve, folder: Path) -> None:
+    with serve() as server:
+        before = server.replicas()
+        assert server.predict(14).status == 500
+        until(lambda: not server.replicas() & before)
+        assert server.log().count("in forward") == 2  # tried twice
+
+
+def test_a_replica_is_replaced_though_what_it_started_holds_its_socket(serve: Serve, folder: Path) -> None:
+    with serve(replicas=1) as server:
+        (pid,) = server.replicas()
+        assert server.predict(15).total == 15
+        (child,) = psutil.Process(pid).children()
+        try:
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: server.metric('torchproof_replica_restarts_total{reason="ended"}') == 1)
+            until(lambda: server.get("/readyz").status == 200)
+            assert server.predict(1, 2).total == 3
+        finally:
+            child.kill()
+
+
+def test_a_reload_that_hangs_is_given_up_and_the_log_says_where(serve: Serve, folder: Path) -> None:
+    """What was served before goes on, and the next reload is not held up."""
+    with serve(replicas=1) as server:
+        before = server.replicas()
+        (folder / "hang in load").touch()
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: server.metric('torchproof_reloads_total{result="failed"}') == 1)
+        assert "in load" in server.log()
+        assert server.replicas() == before
+        assert server.predict(1, 2).total == 3
+        (folder / "hang in load").unlink()
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: server.metric('torchproof_reloads_total{result="passed"}') == 1)
+        assert server.predict(1, 2).total == 3
+
+
 def test_every_replica_and_the_zygote_may_end_at_once(serve: Serve) -> None:
     """Requests that wait are answered by the new ones; none is accepted in between."""
     with serve() as server:
@@ -501,6 +546,21 @@ def test_a_reload_switches_without_a_wrong_answer_and_a_bad_bundle_keeps_the_old
         clients.go_on()
         assert {server.predict(1, 2).total for _ in range(10)} == {1_000_003}
     assert clients.wrong == []
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_a_reload_of_a_bare_target_serves_its_file_as_it_is_now(serve: Serve, folder: Path, replicas: int) -> None:
+    """In the server's own process too, which has imported the old one; a broken file changes nothing."""
+    with serve(replicas=replicas) as server:
+        assert server.predict(1, 2).total == 3
+        (folder / "app.py").write_text("def")
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: server.metric('torchproof_reloads_total{result="failed"}') == 1)
+        assert server.predict(1, 2).total == 3
+        (folder / "app.py").write_text(APP.replace("Total(float(outputs))", "Total(float(outputs) + 10)"))
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: server.metric('torchproof_reloads_total{result="passed"}') == 1)
+        assert server.predict(1, 2).total == 13
 
 
 def test_a_bundle_that_was_damaged_below_its_replicas_is_served_again_once_it_is_whole(

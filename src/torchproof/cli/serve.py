@@ -164,11 +164,6 @@ def command(
             help="leave it out, or name the target itself instead of the bundle",
         )
     logs.configure(log_format)
-    if isinstance(opened, Target):
-        stderr.line(
-            f"nothing was measured: {reference} runs eagerly in float32; `torchproof tune {reference} -o BUNDLE` "
-            "measures what is faster and proves it"
-        )
     asked = CapsAsked(max_body_bytes=max_body_bytes, max_items=max_items, max_sizes=dict(max_sizes))
     wanted = _wanted(reference, opened, num_replicas, num_threads, asked, log_format)
 
@@ -234,7 +229,7 @@ def _serve(listening: "Listening", wanted: "Wanted", settings: "Settings", forma
 
     out = sys.stdout
 
-    def on_ready(facts: Facts, memory: tuple[MemorySample, ...]) -> None:
+    def on_ready(facts: Facts, num_replicas: int, memory: tuple[MemorySample, ...]) -> None:
         ready = Serving(
             target=facts.target,
             bundle=str(wanted.bundle) if wanted.bundle else None,
@@ -244,11 +239,17 @@ def _serve(listening: "Listening", wanted: "Wanted", settings: "Settings", forma
             caps=facts.caps,
             max_queue=listening.max_queue,
             deadline_s=settings.deadline_s,
-            num_replicas=len(memory),
+            num_replicas=num_replicas,
             num_threads=facts.choice.candidate.num_threads,
             memory=memory,
             url=listening.url,
         )
+        if wanted.target is not None:
+            reference = wanted.target.reference
+            stderr.line(
+                f"nothing was measured: {reference} runs eagerly in float32; `torchproof tune {reference} -o BUNDLE` "
+                "measures what is faster and proves it"
+            )
         if ready.findings:
             stderr.verbatim(findings.text(ready.findings))
         click.echo(serving.json(ready) if format_ == "json" else serving.text(ready), nl=False, file=out)

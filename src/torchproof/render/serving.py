@@ -42,10 +42,14 @@ def _golden(replays: tuple[GoldenSeen, ...]) -> str:
 def _replicas(serving: Serving) -> str:
     if not serving.num_replicas:
         return "none: the model runs in the server's own process"
+    num_ready = len(serving.memory)
+    if not num_ready:
+        return f"{serving.num_replicas}, of which none is up at the moment"
     private = [sample.private_bytes for sample in serving.memory]
     shared = [sample.rss_bytes - sample.private_bytes for sample in serving.memory]
     each = f"{_mib(min(private))}" if min(private) == max(private) else f"{_mib(min(private))} to {_mib(max(private))}"
-    return f"{serving.num_replicas}, each with {each} of its own and {_mib(max(shared))} shared"
+    number = f"{serving.num_replicas}" + (f" ({num_ready} up)" if num_ready < serving.num_replicas else "")
+    return f"{number}, each with {each} of its own and {_mib(max(shared))} shared"
 
 
 def _batches(serving: Serving) -> str:

@@ -47,7 +47,11 @@ class Generation:
                     ended.close()
                     self.zygotes.remove(ended)
                 self.zygotes.append(zygote)
-                await zygote.prepared()
+                try:
+                    await zygote.prepared()
+                except BaseException:
+                    zygote.close()
+                    raise
                 if zygote.refusal:
                     log.info("replicas share no weights, as what loads the model can't be forked: %s", zygote.refusal)
                     self.share = False

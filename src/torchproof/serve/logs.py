@@ -103,15 +103,15 @@ def request_id(header: str | None) -> str:
 
 
 def log_access(route: str, outcome: str, status: int, seconds: float, slow_s: float) -> None:
-    """One line for a request that ended with an error of the server's, or was slow; nothing for all others.
+    """One line for a request that ended with an error of the service's, or was slow; nothing for all others.
 
-    Refusals are not logged: they come by the thousand when the server has no time for it, and the metrics count them.
+    Refusals are not logged, nor is a deadline that the client itself made short: they come by the thousand when the
+    server has no time for it, and the metrics count them.
 
     Args:
         slow_s: from which on a request counts as slow.
     """
-    is_error = outcome in ("error", "deadline_exceeded")
-    if not is_error and seconds < slow_s:
+    if outcome != "error" and seconds < slow_s:
         return
     log.log(
         logging.ERROR if outcome == "error" else logging.WARNING,

@@ -1,7 +1,6 @@
 """A replica: a process that holds the model, takes jobs from its socket and answers them."""
 
 import ctypes
-import faulthandler
 import logging
 import os
 import socket
@@ -16,8 +15,6 @@ from torchproof.serve.load import Prepared, load
 from torchproof.serve.memory import sample
 from torchproof.serve.wire import Begin, Cancel, Check, Failed, Health, Job, Message, Reader, Ready, Request, pack
 from torchproof.types.serving import Facts
-
-STUCK_S = 50.0  # of loading: just before the server gives it up
 
 log = logging.getLogger("torchproof.serve")
 
@@ -81,13 +78,10 @@ def run(link: Link, prepare: Callable[[], Prepared]) -> None:
     begin, *rest = requests
     assert isinstance(begin, Begin)
     try:
-        if begin.facts is not None:  # it takes as long as the first one did, or it hangs: then the log says where
-            faulthandler.dump_traceback_later(STUCK_S)
         prepared = prepare()
         if begin.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, begin.cores)
         engine, facts = open_engine(prepared, begin, link.send)
-        faulthandler.cancel_dump_traceback_later()
         _give_back_memory()
     except (Exception, SystemExit) as exc:  # noqa: BLE001  the user's code may raise anything; the server says it
         link.send([Failed(error=describe(exc))])

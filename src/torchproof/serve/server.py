@@ -75,12 +75,13 @@ def serve(
     listening: Listening,
     wanted: Wanted,
     settings: Settings,
-    on_ready: Callable[[Facts, tuple[MemorySample, ...]], None],
+    on_ready: Callable[[Facts, int, tuple[MemorySample, ...]], None],
 ) -> None:
     """Answers until SIGINT or SIGTERM, then finishes the requests in flight. SIGHUP reloads.
 
     Args:
-        on_ready: called once the model answers, with the memory of each replica; of none where it runs in this process.
+        on_ready: called once the model answers, with the number of replicas, 0 where it runs in this process, and the
+            memory of each one that is up.
 
     Raises:
         TorchproofError, UserCodeError, TrialError: it can't be served.
@@ -123,7 +124,7 @@ async def _run(
     listening: Listening,
     wanted: Wanted,
     app: App,
-    on_ready: Callable[[Facts, tuple[MemorySample, ...]], None],
+    on_ready: Callable[[Facts, int, tuple[MemorySample, ...]], None],
 ) -> None:
     supervisor, dispatcher = app.supervisor, app.dispatcher
     loop = asyncio.get_running_loop()
@@ -134,7 +135,7 @@ async def _run(
             app.trace(open_tracer())  # after the processes: what sends spans has a thread
             assert generation.facts is not None
             await supervisor.filled()
-            on_ready(generation.facts, tuple(supervisor.memory().values()))
+            on_ready(generation.facts, len(generation.keepers), tuple(supervisor.memory().values()))
         except BaseException:
             server.should_exit = True
             raise

@@ -12,7 +12,6 @@ from torchproof.errors import BundleError, TorchproofError, TrialError, UserCode
 from torchproof.machine.memory import usable_memory
 from torchproof.serve.dispatch import WINDOW_BATCHES, Costs, Dispatcher, Holder
 from torchproof.serve.generation import Generation
-from torchproof.serve.memwatch import MemoryWatch
 from torchproof.serve.metrics import Metrics
 from torchproof.serve.processes import Replica
 from torchproof.serve.wanted import Wanted
@@ -47,8 +46,6 @@ class Supervisor:
         self._generations: list[Generation] = []  # that one, and those before it until they have answered
         self._reloading = asyncio.Lock()
         self._numbers = itertools.count()
-        self._watches: dict[int, MemoryWatch] = {}
-        self._fallbacks: dict[int, int] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
         self._pings: dict[int, asyncio.Future[None]] = {}
 
@@ -145,26 +142,19 @@ class Supervisor:
         replica = await zygote.fork(next(self._numbers), begin, self._on_reply)
         try:
             # The first one compiles, measures and proves: no fixed time would be right for all.
-            limit_s = max(MIN_LOAD_S, LOAD_FACTOR * generation.load_s) if generation.facts else None
-            await asyncio.wait_for(asyncio.shield(replica.ready), limit_s)
-        except TimeoutError:
-            if generation.share and generation.zygote is zygote:
+            await replica.loaded(max(MIN_LOAD_S, LOAD_FACTOR * generation.load_s) if generation.facts else None)
+        except BaseException as exc:
+            hung = isinstance(exc, TrialError) and exc.kind == "timed out"
+            if hung and generation.share and generation.zygote is zygote:
                 # What it was forked with may be what it waits for. The replicas from before need their zygote to live.
                 generation.share, generation.zygote = False, None
-            zygote.kill(replica.pid)
-            replica.close()
-            raise TrialError(
-                "timed out", "it did not load in the time that the first one took, many times over"
-            ) from None
-        except BaseException:
-            zygote.kill(replica.pid)
+            zygote.kill(replica.pid, hung=hung)
             replica.close()
             raise
         generation.load_s = generation.load_s or time.monotonic() - began
         replica.zygote = zygote
         generation.replicas.append(replica)
-        watch = self._watches[replica.number] = MemoryWatch()
-        watch.add(replica.ready.result().memory)
+        replica.watch.add(replica.ready.result().memory)
         return replica
 
     async def _is_tiny(self, replica: Replica, facts: Facts) -> bool:
@@ -284,15 +274,13 @@ class Supervisor:
         replica.close()
         if replica in generation.replicas:
             generation.replicas.remove(replica)
-        self._watches.pop(replica.number, None)
-        self._fallbacks.pop(replica.number, None)
 
     def _kill(self, replica: Replica, why: str) -> None:
         """Takes it out; its keeper starts another."""
         replica.why = why
         self.dispatcher.drop(replica.holder, time.monotonic(), blame=why == "hung")
         if replica.zygote is not None:
-            replica.zygote.kill(replica.pid)
+            replica.zygote.kill(replica.pid, hung=why == "hung")
         if not replica.ended.done():
             replica.ended.set_result(None)
 
@@ -317,16 +305,15 @@ class Supervisor:
     def _on_health(self, replica: Replica, health: Health) -> None:
         replica.memory = health.memory
         self.metrics.checked(not health.wrong)
-        before = self._fallbacks.get(replica.number, 0)
-        self._fallbacks[replica.number] = health.num_fallbacks
-        self.metrics.fell_back(max(0, health.num_fallbacks - before))
+        self.metrics.fell_back(max(0, health.num_fallbacks - replica.num_fallbacks))
+        replica.num_fallbacks = health.num_fallbacks
         if health.wrong:
             log.error("replica %s gives wrong answers: %s", replica.number, health.wrong)
             self._kill(replica, "wrong")
             return
-        watch = self._watches.get(replica.number)
-        if watch is None or self.facts is None or self.generation is None:
+        if self.facts is None or self.generation is None:
             return
+        watch = replica.watch
         watch.add(health.memory)
         for finding in watch.judge(self.facts.target, replica.number):
             self.metrics.found(finding.code)

@@ -3,6 +3,7 @@
 Times are ``time.monotonic()``, which all processes of a machine share.
 """
 
+import signal
 import struct
 from collections.abc import Iterator
 from typing import Any, Generic, Literal, TypeVar, dataclass_transform
@@ -16,6 +17,11 @@ Format = Literal["json", "npy", "safetensors", "v2"]
 
 # Of the golden set, for a ``Check``: smallest, median and largest. A few milliseconds of most models.
 CHECK_ROWS = 3
+
+# At this signal a zygote or a replica writes where each of its threads is, whatever they are about; it gets so long for
+# it before it is ended.
+WHERE = signal.SIGUSR2
+WHERE_S = 0.2
 
 LENGTH = struct.Struct("!I")
 
@@ -45,9 +51,10 @@ class Fork(Message):
 
 
 class Kill(Message):
-    """Asks a zygote to end a replica at once."""
+    """Asks a zygote to end a replica at once; one that hangs is asked first where it is, for the log."""
 
     pid: int
+    hung: bool = False
 
 
 class Prepared(Message):

@@ -6,6 +6,7 @@ fork copies only one, and what the others were about stays undone for ever.
 
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import select
@@ -22,7 +23,7 @@ from torchproof.bundle.read import open_bundle
 from torchproof.errors import describe
 from torchproof.serve import logs, replica
 from torchproof.serve.load import Prepared, prepare
-from torchproof.serve.wire import Exited, Failed, Fork, Forked, Kill, Order, Reader, Setup, pack
+from torchproof.serve.wire import WHERE, WHERE_S, Exited, Failed, Fork, Forked, Kill, Order, Reader, Setup, pack
 from torchproof.serve.wire import Prepared as CanFork
 
 SETTLE_S = 1.0  # for threads that are about to end, such as a pool's that has read the weights
@@ -34,6 +35,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main(fd: int) -> None:
     """Obeys until the other end of the socket is closed; its replicas end with it."""
     end_with_parent()
+    faulthandler.register(WHERE, all_threads=True)
     with socket.socket(fileno=fd) as server:
         orders: Reader[Order] = Reader(Order)
         data, fds, _, _ = socket.recv_fds(server, 1 << 16, 8)
@@ -54,6 +56,9 @@ def main(fd: int) -> None:
                     if pid := _fork(server, fds.pop(0), setup, prepared):
                         pids.add(pid)
                 elif isinstance(order, Kill) and order.pid in pids:
+                    if order.hung:
+                        os.kill(order.pid, WHERE)
+                        time.sleep(WHERE_S)
                     os.kill(order.pid, signal.SIGKILL)
             ready, _, _ = select.select([server.fileno(), wake], [], [])
             if wake in ready:

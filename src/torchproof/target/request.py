@@ -12,7 +12,14 @@ from torchproof.target.service import Service
 
 
 class RequestError(UsageError):
-    """A request that is not what ``encode`` is annotated with; the message names the key's path."""
+    """A request that can't be taken. The client of a server reads the message, with status 422.
+
+    ``Service.encode`` raises it for what its annotation doesn't say; torchproof for what is not as annotated, and then
+    the message names the key's path.
+    """
+
+    def __init__(self, message: str, *, help: str = "send what encode() takes") -> None:
+        super().__init__(message, help=help)
 
 
 class NotJsonError(RequestError):

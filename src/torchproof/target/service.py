@@ -37,6 +37,9 @@ class Service:
         Returns:
             ``{"input_ids": Tensor[length], ...}`` with the names that ``forward`` takes; or a tensor, or a tuple
             of tensors, in the order of ``forward``.
+
+        Raises:
+            torchproof.RequestError: the request can't be taken; the message goes to the client.
         """
         raise NotImplementedError
 
