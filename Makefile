@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint types tests bench docs clean
+.PHONY: demo test lint types tests bench bench-serve docs clean
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py $(if $(ONCE),--once)
@@ -28,6 +28,11 @@ tests: $(STAMP)
 # Ratios of interleaved runs, written to bench/results/. Takes a quarter of an hour.
 bench: $(STAMP)
 	$(BIN)/python bench/tune.py
+
+# Beside FastAPI, LitServe and BentoML, each with a busy neighbour too. Takes two hours.
+bench-serve: $(STAMP)
+	$(BIN)/python -m bench.serve --install
+	$(BIN)/python -m bench.serve --neighbour
 
 docs: $(STAMP)
 	$(BIN)/python scripts/generate_docs.py
