@@ -65,6 +65,8 @@ def test_a_bare_target_in_the_servers_own_process_says_so() -> None:
 def test_replicas_that_are_not_up_when_it_is_ready_are_no_replicas_of_its_own_process() -> None:
     one = msgspec.structs.replace(SERVING, memory=SERVING.memory[:1])
     assert "replicas:   2 (1 up), each with 40 MiB of its own" in render.text(one)
+    alone = msgspec.structs.replace(one, num_replicas=1)
+    assert "replicas:   1, with 40 MiB of its own" in render.text(alone)
     assert "replicas:   2, of which none is up" in render.text(msgspec.structs.replace(SERVING, memory=()))
 
 

@@ -49,7 +49,8 @@ def _replicas(serving: Serving) -> str:
     shared = [sample.rss_bytes - sample.private_bytes for sample in serving.memory]
     each = f"{_mib(min(private))}" if min(private) == max(private) else f"{_mib(min(private))} to {_mib(max(private))}"
     number = f"{serving.num_replicas}" + (f" ({num_ready} up)" if num_ready < serving.num_replicas else "")
-    return f"{number}, each with {each} of its own and {_mib(max(shared))} shared"
+    every = "each " if serving.num_replicas > 1 else ""
+    return f"{number}, {every}with {each} of its own and {_mib(max(shared))} shared"
 
 
 def _batches(serving: Serving) -> str:
