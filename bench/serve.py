@@ -400,6 +400,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.install:
         install()
         return 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what it has started ends with it
     torch.set_num_threads(1)
     sys.path.insert(0, str(ROOT / "examples"))
     done: list[Bench] = []

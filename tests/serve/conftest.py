@@ -229,6 +229,7 @@ class Client:
             num_threads=1,
             name="net",
             asked=asked,
+            lone_cores=(),
             environment={},
             log_format="text",
         )

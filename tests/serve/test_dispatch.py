@@ -229,6 +229,32 @@ def test_no_more_than_the_window_is_given() -> None:
     assert clients[3].results == [answer(3)]
 
 
+def test_a_request_is_told_that_it_is_the_only_one() -> None:
+    """Not where another one waits, runs elsewhere or is still read; nor where it may have ended a replica."""
+    dispatcher, (a, b) = dispatcher_of(2)
+    ask(dispatcher, 1)
+    ask(dispatcher, 2)
+    assert [(job.id, job.lone) for job in a.jobs() + b.jobs()] == [(1, True), (2, False)]
+    dispatcher.answered(b.holder, answer(2), 0.1)
+    ask(dispatcher, 3)
+    dispatcher.answered(a.holder, answer(1), 0.2)
+    dispatcher.answered(b.holder, answer(3), 0.2)
+    assert dispatcher.reserve(0, 10.0) is None  # its body is read
+    ask(dispatcher, 4)
+    dispatcher.release()
+    assert [job.lone for job in a.jobs() + b.jobs() if job.id in (3, 4)] == [False, False]
+    for holder in (a.holder, b.holder):
+        if 4 in holder.entries:
+            dispatcher.answered(holder, answer(4), 0.3)
+    ask(dispatcher, 5)
+    assert [job.lone for job in a.jobs() + b.jobs() if job.id == 5] == [True]
+    had, other = (a, b) if 5 in a.holder.entries else (b, a)
+    dispatcher.drop(had.holder, 0.4, blame=True)
+    assert (other.jobs()[-1].id, other.jobs()[-1].alone, other.jobs()[-1].lone) == (5, True, False)
+    dispatcher.answered(other.holder, answer(5), 0.5)
+    assert_at_rest(dispatcher)
+
+
 def test_a_draining_replica_finishes_and_gets_nothing_new() -> None:
     dispatcher, (a, b) = dispatcher_of(2, window=1)
     first = ask(dispatcher, 1)
@@ -271,7 +297,7 @@ def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     assert not running.results
     dispatcher.expire(5.0)
     assert running.ended.status == waiting.ended.status == 504
-    assert a.messages[1:] == [Cancel(ids=(1,)), later.entry.job]
+    assert (a.cancelled(), a.ids()) == ([1], [1, 3])
     assert not later.results
     dispatcher.answered(a.holder, answer(3), 5.5)
     dispatcher.expire(7.0)
@@ -291,7 +317,8 @@ def test_whoever_has_gone_makes_room() -> None:
     assert [client.ended.status for client in clients] == [499, 499]
     assert a.cancelled() == [1]
     assert_at_rest(dispatcher)
-    assert ask(dispatcher, 3, now=1.0).entry.job in a.jobs()
+    ask(dispatcher, 3, now=1.0)
+    assert a.ids() == [1, 3]
 
 
 def test_bodies_of_those_that_have_gone_are_let_go() -> None:

@@ -2,10 +2,10 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -17,9 +17,10 @@ from torch import Tensor
 import torchproof as tp
 from torchproof.errors import TargetError
 from torchproof.serve.canary import OWN_TOLERANCE, Canary
-from torchproof.serve.engine import Engine
+from torchproof.serve.engine import Engine, _finite
 from torchproof.serve.facts import schema_of
 from torchproof.serve.load import Loaded
+from torchproof.serve.lone import Threads
 from torchproof.serve.wire import Answer, Broken, Cancel, Job, Message, Started
 from torchproof.target.rows import Batch
 from torchproof.types import Candidate, Choice, InputSpec, OutputSpec, Signature
@@ -33,6 +34,8 @@ SIGNATURE = Signature(
 )
 CAPS = Caps(max_body_bytes=10_000, max_item_bytes=1_000, max_items=4, max_sizes={"length": 6})
 COSTS = Costs(volumes=(1, 6), batch_sizes=(1, 4), seconds=((0.01, 0.011), (0.02, 0.022)))
+
+T = TypeVar("T")
 
 SECRET = "hunter2"
 SAID_OF_500 = b"the service raised an error; its log says more"
@@ -110,6 +113,7 @@ class Bench:
         finite: bool = True,
         costs: Costs = COSTS,
         forward_s: float = 0.0,
+        threads: Threads | None = None,
     ) -> None:
         self.events: list[Any] = []
         self.now = 0.0
@@ -144,6 +148,7 @@ class Bench:
             costs=costs,
             canary=look,
             send=self.events.extend,
+            threads=threads,
             clock=lambda: self.now,
         )
 
@@ -160,11 +165,11 @@ class Bench:
         y[(x == INF).any(1)] = torch.inf
         return {"output": y}
 
-    def take(self, id: int, *items: Numbers, alone: bool = False, deadline: float = 1000.0) -> None:
+    def take(self, id: int, *items: Numbers, alone: bool = False, lone: bool = False, deadline: float = 1000.0) -> None:
         """One item as it is, several as a list."""
         value: Any = [vars(item) for item in items]
         body = json.dumps(value if len(items) > 1 else value[0]).encode()
-        self.take_body(id, body, alone=alone, deadline=deadline)
+        self.take_body(id, body, alone=alone, lone=lone, deadline=deadline)
 
     def take_body(
         self,
@@ -173,9 +178,10 @@ class Bench:
         format: Literal["json", "npy", "v2"] = "json",
         *,
         alone: bool = False,
+        lone: bool = False,
         deadline: float = 1000.0,
     ) -> None:
-        job = Job(id=id, format=format, body=body, deadline=deadline, alone=alone, request_id=f"r{id}")
+        job = Job(id=id, format=format, body=body, deadline=deadline, alone=alone, lone=lone, request_id=f"r{id}")
         self.engine.take(job)
 
     def finish(self) -> None:
@@ -435,7 +441,75 @@ def test_a_suspect_is_announced_before_anything_is_done_with_it() -> None:
     ]  # fmt: skip
 
 
+def test_one_forward_that_is_all_there_is_goes_unannounced() -> None:
+    """The server knows of it; two rows that take two forwards are announced, and so is whatever comes beside it."""
+    bench = Bench(threads=Threads(1, [0]), padding=False)
+    bench.take(1, Numbers([1]), lone=True)
+    bench.finish()
+    assert (bench.of(Started), len(bench.of(Forward))) == ([], 1)
+    bench.take(2, Numbers([2]), Numbers([2]), lone=True)
+    bench.finish()
+    assert (bench.of(Started), len(bench.of(Forward))) == ([], 2)
+    bench.take(3, Numbers([3]), Numbers([3, 3]), lone=True)
+    bench.finish()
+    assert [started.ids for started in bench.of(Started)] == [(3,)]
+    bench.take(4, Numbers([4]), lone=True)
+    bench.take(5, Numbers([5, 5]))
+    bench.finish()
+    assert [started.ids for started in bench.of(Started)] == [(3,), (4,), (5,)]
+    assert {answer.status for answer in bench.answers().values()} == {200}
+
+
+class Noting(Threads):
+    """Says which forwards ran as a lone request's, and what they should take."""
+
+    def __init__(self) -> None:
+        super().__init__(1, [0])
+        self.noted: list[tuple[bool, float]] = []
+
+    def run(self, forward: Callable[[], T], *, lone: bool, cost_s: float) -> T:
+        self.noted.append((lone, cost_s))
+        return super().run(forward, lone=lone, cost_s=cost_s)
+
+
+def test_only_a_request_that_is_still_alone_runs_as_one() -> None:
+    """Another one may have come since the server sent it; a forward that fails is raised through."""
+    threads = Noting()
+    bench = Bench(threads=threads)
+    bench.take(1, Numbers([1]), lone=True)
+    bench.finish()
+    bench.take(2, Numbers([2]), lone=True)
+    bench.take(3, Numbers([3]))
+    bench.finish()
+    bench.take(4, Numbers([4, RAISES, 0, 0, 0, 0]), lone=True)
+    bench.finish()
+    assert threads.noted == [(True, 0.01), (False, pytest.approx(0.01 + 0.001 / 3)), (True, pytest.approx(0.02))]
+    assert [bench.answers()[id].status for id in (1, 2, 3, 4)] == [200, 200, 200, 500]
+
+
 # No finite answer
+
+
+@pytest.mark.parametrize(
+    ("row", "finite"),
+    [
+        ({"y": torch.zeros(3)}, True),
+        ({"y": torch.zeros(0)}, True),
+        ({"y": torch.tensor(2.0)}, True),
+        ({"y": torch.tensor([1, 2])}, True),
+        ({"y": torch.full((4,), torch.finfo(torch.float32).max)}, True),  # their sum is not
+        ({"y": torch.full((4,), torch.finfo(torch.float16).max, dtype=torch.float16)}, True),
+        ({"y": torch.full((4,), -torch.finfo(torch.float64).max, dtype=torch.float64)}, True),
+        ({"y": torch.tensor([1.0, torch.nan])}, False),
+        ({"y": torch.tensor([torch.inf, -torch.inf])}, False),
+        ({"y": torch.tensor([0.0, -torch.inf], dtype=torch.bfloat16)}, False),
+        ({"y": torch.zeros(1), "z": torch.tensor([torch.nan], dtype=torch.float64)}, False),
+        ({"y": torch.zeros(1), "z": torch.tensor(1)}, True),
+    ],
+)
+def test_finite_is_all_of_it(row: dict[str, Tensor], finite: bool) -> None:
+    assert _finite([row]) == finite
+    assert _finite([{"y": torch.ones(1)}, row]) == finite
 
 
 @pytest.mark.parametrize(

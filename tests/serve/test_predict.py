@@ -572,6 +572,24 @@ def test_a_client_that_leaves_within_its_body_does_no_harm(client_of: ClientOf) 
     assert client.post("/predict", json={"values": [1]}).status_code == 200
 
 
+def test_an_answer_counts_though_it_could_not_be_sent(client_of: ClientOf) -> None:
+    """It is sent first and counted then, whether the client could still take it or not."""
+    client = client_of(Plain())
+    body = {"type": "http.request", "body": b'{"values": [1]}', "more_body": False}
+
+    async def receive() -> dict[str, Any]:
+        return body
+
+    async def send(message: dict[str, Any]) -> None:
+        assert client.dispatcher.depth == 0
+        raise ConnectionResetError("it has hung up")
+
+    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": []}
+    with pytest.raises(ConnectionResetError):
+        client.run(client.app(scope, receive, send))
+    assert client.count("ok") == 1
+
+
 @pytest.mark.parametrize(("deadline_s", "header"), [(0.01, None), (0.01, b"60"), (60, b"0.01")])
 def test_a_body_that_never_ends_is_408_at_the_deadline(
     deadline_s: float, header: bytes | None, client_of: ClientOf

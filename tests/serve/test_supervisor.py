@@ -22,6 +22,7 @@ import psutil
 import pytest
 import uvloop
 
+from torchproof.machine.cores import core_ids
 from torchproof.serve import supervisor
 from torchproof.serve.processes import Replica
 from torchproof.serve.wire import Check, Started, pack
@@ -37,9 +38,10 @@ main()
 """
 
 # A model that adds up, and has the fault of which a flag file is there: the process that takes the file has it.
-# 13 ends the process; 14 hangs; 15 leaves a child behind; 77 waits for the file "open".
+# 13 ends the process; 14 hangs; 15 leaves a child behind; 77 waits for the file "open"; 18 tells the number of threads,
+# 19 that of the objects that no garbage collection looks at.
 APP = """
-import os, pathlib, signal, time
+import gc, os, pathlib, signal, time
 from dataclasses import dataclass
 import torch
 import torchproof as tp
@@ -80,6 +82,10 @@ class Net(torch.nn.Module):
                 signal.pause()
         while bool((x == 77).any()) and not (HERE / "open").exists():
             time.sleep(0.001)
+        if bool((x == 18).any()):
+            return torch.full((len(x),), torch.get_num_threads())
+        if bool((x == 19).any()):
+            return torch.full((len(x),), gc.get_freeze_count())
         return x.sum(1) * self.factor
 
 class Sum(tp.Service):
@@ -438,6 +444,19 @@ def test_a_large_body_is_refused_readably_while_small_requests_go_on(serve: Serv
         connection.close()
         clients.go_on()
     assert clients.wrong == []
+
+
+def test_a_lone_request_is_tried_with_all_cores_unless_the_user_has_said_how_many(serve: Serve) -> None:
+    with serve(replicas=1) as server:
+        assert server.predict(18).total == len(core_ids())
+    with serve("--threads", "1", replicas=1) as server:
+        assert server.predict(18).total == 1
+
+
+def test_what_replicas_share_is_not_copied_by_their_garbage_collection(serve: Serve) -> None:
+    """It would write to each object; torch alone has more than so many."""
+    with serve() as server:
+        assert server.predict(19).total > 10_000
 
 
 def test_deadlines(serve: Serve, folder: Path) -> None:

@@ -16,7 +16,7 @@ from torchproof.errors import RefusedError, TrialError, UsageError
 from torchproof.machine.cores import core_ids
 from torchproof.render import findings, serving
 from torchproof.serve import logs
-from torchproof.serve.threads import set_thread_variables, share_cores, thread_variables
+from torchproof.serve.threads import lone_variables, set_thread_variables, share_cores, thread_variables
 from torchproof.target.resolve import resolve
 from torchproof.types import Target
 from torchproof.types.serving import CapsAsked, Facts, MemorySample, Serving
@@ -80,7 +80,8 @@ class _MaxSize(click.ParamType):  # type: ignore[type-arg] # subscriptable from 
     "--threads",
     "num_threads",
     type=click.IntRange(min=1),
-    help="Intra-op threads of each replica of a target without a bundle; 1 by default.",
+    help="Intra-op threads of each replica of a target without a bundle; by default 1, and more for a request that has "
+    "the machine to itself, where they were faster lately.",
 )
 @click.option(
     "--deadline",
@@ -203,6 +204,9 @@ def _wanted(
     planned = opened.proof.plan.chosen.candidate.num_threads if isinstance(opened, Bundle) else num_threads or 1
     cores = share_cores(core_ids(), planned, num_replicas or None)
     threads = min(planned, len(cores[0])) if planned or not num_replicas else len(cores[0])
+    chosen_here = isinstance(opened, Target) and num_threads is None and num_replicas != 0
+    lone_cores = tuple(core_ids()) if chosen_here and len(core_ids()) > 1 else ()
+    environment = thread_variables(threads) | (lone_variables() if lone_cores else {})
     set_thread_variables(threads)  # the model may come to run in this process
     return Wanted(
         bundle=opened.path if isinstance(opened, Bundle) else None,
@@ -212,7 +216,8 @@ def _wanted(
         num_threads=threads,
         name=_name(reference),
         asked=asked,
-        environment=thread_variables(threads),
+        lone_cores=lone_cores,
+        environment=environment,
         log_format=log_format or ("text" if sys.stderr.isatty() else "json"),
     )
 

@@ -126,9 +126,10 @@ class App:
         answer: Answer | None = None
         outcome: Outcome
         retry_after_s = 0
+        queued_s = 0.0
         more: list[tuple[bytes, bytes]] = []
         try:
-            result = await self._answer(scope, receive, headers, route, start, request_id)
+            result, queued_s = await self._answer(scope, receive, headers, route, start, request_id)
             if isinstance(result, Answer):
                 answer = result
                 outcome, status = _outcome(answer.status), answer.status
@@ -150,26 +151,24 @@ class App:
         if retry_after_s:
             more.append((b"retry-after", b"%d" % retry_after_s))
         seconds = time.monotonic() - start
-        self.metrics.answered(route, outcome, seconds)
-        if span is not None and self._tracer is not None:
-            self._tracer.end(span, outcome, answer, status)
-        logs.current_request.set(request_id)
-        logs.log_access(route, outcome, status, seconds, SLOW_SHARE * self.settings.deadline_s)
-        if status == CLIENT_GONE:
-            return
-        await send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [
+        try:
+            if status != CLIENT_GONE:
+                headers_sent = [
                     (b"content-type", content_type),
                     (b"content-length", b"%d" % len(body)),
                     (b"x-request-id", request_id.encode()),
                     *more,
-                ],
-            }
-        )
-        await send({"type": "http.response.body", "body": body})
+                ]
+                await send({"type": "http.response.start", "status": status, "headers": headers_sent})
+                await send({"type": "http.response.body", "body": body})
+        finally:  # the client has its answer by now
+            self.metrics.answered(route, outcome, seconds)
+            if answer is not None:
+                self.metrics.ran(answer, queued_s)
+            if span is not None and self._tracer is not None:
+                self._tracer.end(span, outcome, answer, status)
+            logs.current_request.set(request_id)
+            logs.log_access(route, outcome, status, seconds, SLOW_SHARE * self.settings.deadline_s)
         if retry_after_s:
             _pause(receive)
 
@@ -181,8 +180,8 @@ class App:
         route: str,
         start: float,
         request_id: str,
-    ) -> Answer | Ended:
-        """What the replica says, or why it was not asked in the end.
+    ) -> tuple[Answer | Ended, float]:
+        """What the replica says, or why it was not asked in the end; and the seconds before it was.
 
         Raises:
             _RefusedError: it is not asked at all.
@@ -206,7 +205,7 @@ class App:
         held_bytes = num_bytes if declared or caps is None else caps.max_body_bytes  # of a chunked body it isn't known
         refusal = self.dispatcher.reserve(num_bytes, deadline - start, held_bytes)
         if refusal is not None:
-            return refusal
+            return refusal, 0.0
         assert caps is not None  # nothing is accepted before there are any
         reserved = True
         try:
@@ -243,10 +242,7 @@ class App:
         finally:
             if reserved:
                 self.dispatcher.release(held_bytes)
-        result, queued_s = await answered
-        if isinstance(result, Answer):
-            self.metrics.ran(result, queued_s)
-        return result
+        return await answered
 
 
 async def _read(receive: Receive, caps: Caps, deadline: float) -> bytes:

@@ -245,7 +245,8 @@ class Dispatcher:
         entry.holders.append(holder)
         holder.entries[entry.job.id] = entry
         holder.load_s += entry.cost_s
-        holder.send(entry.job)
+        lone = self.depth == 1 and not entry.job.alone
+        holder.send(msgspec.structs.replace(entry.job, lone=True) if lone else entry.job)
 
     def started(self, holder: Holder, message: Started, now: float) -> None:
         """A replica begins a forward, or is alive between two."""
@@ -366,7 +367,7 @@ class Dispatcher:
         for holder in self.holders:
             if holder.idle or holder.progress is None:
                 continue
-            # It says when a forward begins, so without one only a request's own code is at work.
+            # It says when a forward begins, but for a lone request's; else only a request's own code is at work.
             longest_s = max((entry.cost_s for entry in holder.entries.values()), default=0.0)
             work_s = holder.expected_s if holder.working else longest_s
             if holder.checking:

@@ -5,6 +5,7 @@ their measured cost, and what arrives in between is encoded and waits for the ne
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from torchproof.serve import logs
 from torchproof.serve.batching import CostModel, groups, padding_share
 from torchproof.serve.formats import Parsed, Schema, TooLargeError, parse
 from torchproof.serve.load import Loaded
+from torchproof.serve.lone import Threads
 from torchproof.serve.wire import Answer, Broken, Cancel, Job, Message, Started
 from torchproof.target.request import NotJsonError, RequestError
 from torchproof.target.respond import encode
@@ -66,6 +68,7 @@ class Engine:
     Attributes:
         canary: what is wrong with the model, by a row whose answer is known; empty when nothing is.
         send: takes replies in order; called before each forward and after it.
+        threads: for a request that has the machine to itself; None: as the model was loaded.
         num_requests: answered so far.
     """
 
@@ -75,6 +78,7 @@ class Engine:
     costs: Costs
     canary: Callable[[], str]
     send: Callable[[list[Message]], None]
+    threads: Threads | None = None
     clock: Callable[[], float] = time.monotonic
     num_requests: int = 0
     _works: dict[int, _Work] = field(default_factory=dict)
@@ -204,13 +208,21 @@ class Engine:
             volume *= size
         works = {item.work.job.id: item.work for item in group}
         logs.current_request.set(group[0].work.job.request_id if len(works) == 1 else "")
-        self._started(list(works), self._model.cost_s(len(group), volume))
+        cost_s = self._model.cost_s(len(group), volume)
+        lone = self.threads is not None and len(self._works) == 1 and group[0].work.job.lone
+        if not lone or group[0].work.missing > len(group):
+            # Of one forward alone the server knows; to hear of it would take time of the cores that it may use.
+            self._started(list(works), cost_s)
+
+        def forward() -> list[Row]:
+            return run_rows(self.loaded.run, [item.row for item in group], self.loaded.signature)
+
         start = self.clock()
         for work in works.values():
             if work.wait_s < 0:
                 work.wait_s = start - work.arrived
         try:
-            outputs = run_rows(self.loaded.run, [item.row for item in group], self.loaded.signature)
+            outputs = forward() if self.threads is None else self.threads.run(forward, lone=lone, cost_s=cost_s)
         except (Exception, SystemExit) as exc:  # noqa: BLE001  a model may raise anything
             if len(group) == 1:
                 self._reply_error(group[0].work.job, exc)
@@ -303,6 +315,6 @@ class Engine:
 
 
 def _finite(rows: Sequence[Row]) -> bool:
-    return all(
-        bool(torch.isfinite(tensor).all()) for row in rows for tensor in row.values() if tensor.is_floating_point()
-    )
+    """Whether all values are; a sum, which is one pass, is finite only where they are."""
+    tensors = [tensor for row in rows for tensor in row.values() if tensor.is_floating_point()]
+    return all(math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all()) for tensor in tensors)

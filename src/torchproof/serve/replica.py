@@ -12,6 +12,7 @@ from torchproof.runtimes.fallbacks import num_fallbacks
 from torchproof.serve.engine import Engine
 from torchproof.serve.facts import find_facts, schema_of, touch
 from torchproof.serve.load import Prepared, load
+from torchproof.serve.lone import Threads
 from torchproof.serve.memory import sample
 from torchproof.serve.wire import Begin, Cancel, Check, Failed, Health, Job, Message, Reader, Ready, Request, pack
 from torchproof.types.serving import Facts
@@ -66,6 +67,7 @@ def open_engine(prepared: Prepared, begin: Begin, send: Callable[[list[Message]]
         costs=known.costs,
         canary=lambda: loaded.canary.look(1),
         send=send,
+        threads=Threads(loaded.choice.candidate.num_threads, begin.lone_cores) if begin.lone_cores else None,
     )
     return engine, found
 

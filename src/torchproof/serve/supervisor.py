@@ -136,6 +136,7 @@ class Supervisor:
             name=wanted.name,
             asked=wanted.asked,
             facts=generation.facts,
+            lone_cores=wanted.lone_cores,
         )
         zygote = await generation.open_zygote()
         began = time.monotonic()

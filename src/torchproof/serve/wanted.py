@@ -19,6 +19,7 @@ class Wanted:
         cores: of each replica; one entry for each that there would be.
         num_threads: at most so many intra-op threads of each; 0 as planned.
         name: of the model, in the URLs of the Open Inference Protocol.
+        lone_cores: that a request may use while no other one is at work; empty: its replica's.
         environment: variables of the replicas' processes.
     """
 
@@ -29,5 +30,6 @@ class Wanted:
     num_threads: int
     name: str
     asked: CapsAsked
+    lone_cores: tuple[int, ...]
     environment: Mapping[str, str]
     log_format: Format

@@ -84,6 +84,7 @@ class Begin(Message):
         num_threads: at most so many; 0 as planned.
         name: of the model, in the URLs of the Open Inference Protocol.
         facts: of the first replica; None for the first one, which finds them out.
+        lone_cores: that a request may use while no other one is at work; empty: the replica's own.
     """
 
     cores: tuple[int, ...]
@@ -91,6 +92,7 @@ class Begin(Message):
     name: str
     asked: CapsAsked
     facts: Facts | None = None
+    lone_cores: tuple[int, ...] = ()
 
 
 class Job(Message):
@@ -102,6 +104,7 @@ class Job(Message):
         deadline: after which nobody waits for it.
         alone: it was with a replica that ended, so it shares no forward with others.
         request_id: for the log.
+        lone: no other request is at work.
     """
 
     id: int
@@ -111,6 +114,7 @@ class Job(Message):
     header_length: int = 0
     alone: bool = False
     request_id: str = ""
+    lone: bool = False
 
 
 class Cancel(Message):

@@ -7,6 +7,7 @@ fork copies only one, and what the others were about stays undone for ever.
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import select
@@ -102,6 +103,8 @@ def _prepare(server: socket.socket, setup: Setup) -> Prepared | None:
         server.sendall(pack(Failed(error=describe(exc))))
         return None
     torch.set_num_threads(num_threads)
+    gc.collect()
+    gc.freeze()  # a collection writes to each object, and so would copy most of the pages that replicas share
     refusal = ""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         refusal = "it has initialized CUDA, which no fork survives"
