@@ -377,8 +377,11 @@ def test_every_replica_and_the_zygote_may_end_at_once(serve: Serve) -> None:
 
 @pytest.mark.parametrize(("value", "reason"), [(13, "ended"), (14, "hung")])
 def test_a_request_that_ends_its_replica_is_tried_once_more_alone(serve: Serve, value: float, reason: str) -> None:
-    """It is answered with 500 in the end, and all others with 200, those beside it in a forward too."""
-    with serve() as server, Clients(server) as clients:
+    """It is answered with 500 in the end, and all others with 200, those beside it in a forward too.
+
+    Of three replicas one is left when it has ended two.
+    """
+    with serve(replicas=3) as server, Clients(server) as clients:
         clients.go_on()
         reply = server.predict(value)
         clients.go_on()
