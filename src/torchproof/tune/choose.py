@@ -68,7 +68,7 @@ def exclusions(trials: Sequence[Trial], tolerance: Tolerance, limits: Limits) ->
 
 
 def choose(ranked: Sequence[Trial], simplicity: Callable[[Candidate], tuple[int, ...]], separated: Separated) -> Trial:
-    """The fastest; where a simpler one can't be told apart from it, the simpler one.
+    """The fastest; where a simpler one can't be told apart from it, the simpler one, unless any other is proven faster.
 
     Args:
         ranked: eligible trials, fastest first; not empty.
@@ -79,7 +79,9 @@ def choose(ranked: Sequence[Trial], simplicity: Callable[[Candidate], tuple[int,
     leader = ranked[0]
     for trial in sorted(ranked[1:], key=lambda t: simplicity(t.candidate)):
         simpler = simplicity(trial.candidate) < simplicity(leader.candidate)
-        if simpler and not _apart_by_margin(leader, trial) and not separated(leader, trial):
+        # By any, not the leader alone: a leader of a wide interval would give way to what others are proven to beat.
+        beaten = any(_apart_by_margin(other, trial) for other in ranked)
+        if simpler and not beaten and not separated(leader, trial):
             leader = trial
             break  # candidates are tried from the simplest: whatever comes next is no simpler
     return leader
