@@ -151,6 +151,13 @@ def test_one_flipped_bit_anywhere_is_seen(bundle: Path, data: st.DataObject) -> 
     open_bundle(bundle)
 
 
+def test_a_line_of_checksums_ends_in_one_way_only(bundle: Path) -> None:
+    """Found by the test above: one bit makes a vertical tab of a newline."""
+    sums = bundle / "SHA256SUMS"
+    sums.write_bytes(sums.read_bytes().replace(b"\n", b"\x0b", 1))
+    refused(bundle)
+
+
 def test_a_newer_schema_says_which_and_to_upgrade(bundle: Path) -> None:
     """Before anything else: its other keys may mean anything."""
 

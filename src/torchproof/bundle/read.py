@@ -84,7 +84,7 @@ def open_bundle(path: Path) -> Bundle:
 
 def _check_sums(path: Path) -> None:
     try:
-        lines = (path / SUMS).read_text().splitlines()
+        lines = (path / SUMS).read_bytes().decode().removesuffix("\n").split("\n")  # splitlines takes other ends, too
     except OSError:
         raise BundleError(f"{path}: {SUMS} is missing", help=AGAIN) from None
     except UnicodeDecodeError:

@@ -35,6 +35,7 @@ from torchproof.types import Choice, Precision, Signature, Target
 NUM_TIMED_ROWS = 64  # spread over the traffic's sizes; every trial times the same ones
 # Between two processes' turns: a default OpenMP runtime spins for some ms after its last parallel region.
 SETTLE_S = 0.01
+WARM_UP_S = 2.0
 
 
 class Prepare:
@@ -184,14 +185,23 @@ class Trial(Model):
                 seconds.append(time.perf_counter() - start)
         return seconds
 
-    def throughput(self, batch_size: int, padding: bool, repeats: int) -> list[float]:
-        """Requests per second with rows sharing forwards, over all timed rows; once untimed, then ``repeats`` times."""
+    def throughput(self, batch_size: int, padding: bool, seconds: float, max_rates: int) -> list[float]:
+        """Requests per second with rows sharing forwards, over all timed rows: once, and again for so long.
+
+        Untimed before: each batch once, as a runtime prepares itself for each shape that it meets; of a slow model as
+        many as ``WARM_UP_S`` allows.
+        """
         groups = [
             [self.rows[i] for i in group] for group in batches(self.rows, self.signature, batch_size, padding=padding)
         ]
-        run_rows(self.run, groups[-1], self.signature)
-        rates = []
-        for _ in range(repeats):
+        end = time.perf_counter() + WARM_UP_S
+        for group in reversed(groups):  # the largest first
+            run_rows(self.run, group, self.signature)
+            if time.perf_counter() > end:
+                break
+        rates: list[float] = []
+        end = time.perf_counter() + seconds
+        while not rates or (time.perf_counter() < end and len(rates) < max_rates):
             start = time.perf_counter()
             for group in groups:
                 run_rows(self.run, group, self.signature)

@@ -38,7 +38,7 @@ SHORT_BLOCK_S = 0.02  # for the baseline, which can be 50 times slower than it s
 MAX_REPEATS = 200
 PATIENCE = 10  # times as slow as the reference may a candidate be before it counts as hanging
 PILOT_S = 5.0  # for the first look at how long the reference takes
-RATE_S = 0.3  # of timing at one batch size; a fast model gets up to NUM_RATES samples, a slow one a single pass
+RATE_S = 0.6  # of timing at one batch size; a fast model gets up to NUM_RATES samples, a slow one a single pass
 NUM_RATES = 6  # the fewest samples whose range is a 95% interval of the median
 P99_S = 10.0  # for the reference's p99, where a limit asks for it
 NUM_CALLS_FOR_P99 = 368  # the fewest for a two-sided 95% interval of a p99
@@ -272,11 +272,14 @@ class Measuring:
         for batch_size in BATCH_SIZES:
             if batch_size > self.spec["max_batch_size"]:
                 break
-            arguments = {"batch_size": batch_size, "padding": self.spec["padding"]}
-            rates = process.call("throughput", timeout_s=self.pass_timeout_s, repeats=1, **arguments)
-            more = min(NUM_RATES - 1, int(RATE_S * rates[0] / self.reference.num_rows))
-            if more:
-                rates += process.call("throughput", timeout_s=self.pass_timeout_s, repeats=more, **arguments)
+            rates = process.call(
+                "throughput",
+                timeout_s=2 * self.pass_timeout_s,
+                batch_size=batch_size,
+                padding=self.spec["padding"],
+                seconds=RATE_S,
+                max_rates=NUM_RATES,
+            )
             estimate, low, high = median_interval(rates)
             points.append(
                 Throughput(
