@@ -26,6 +26,7 @@ ORDER = [
     {"runtimes"},
     {"bundle"},
     {"check"},
+    {"train"},
     {"tune", "serve"},
     {"cli"},
 ]

@@ -41,4 +41,5 @@ def test_an_example(target: str, codes: list[str], batching: bool, padding: bool
 def test_every_example_is_tested_or_no_target() -> None:
     """A new example needs a line above."""
     targets = {"cnn", "mlp", "lstm", "train_mode", "padding", "counter", "minilm"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == targets | {"docstrings", "demo"}
+    recipes = {"digits", "chars"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == targets | recipes | {"docstrings", "demo"}

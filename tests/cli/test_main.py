@@ -147,7 +147,7 @@ def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.main(["tnue"]) == 2
     assert capsys.readouterr().err == "error: there is no command 'tnue'\n  help: did you mean `torchproof tune`?\n"
     assert entry.main(["zzz"]) == 2
-    assert "the commands are check, tune, serve, explain, doctor" in capsys.readouterr().err
+    assert "the commands are check, tune, train, serve, explain, doctor" in capsys.readouterr().err
 
 
 def test_nothing_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

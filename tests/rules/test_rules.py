@@ -24,6 +24,7 @@ from torchproof.types import (
     decode,
     encode,
 )
+from torchproof.types.precision import Difference
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RULES = all_rules()
@@ -72,7 +73,7 @@ def test_its_examples_parse_and_differ(rule: Rule[Any]) -> None:
 @every_rule
 def test_its_code_name_and_file_agree(rule: Rule[Any]) -> None:
     assert re.fullmatch(r"TP[1-7]\d\d", rule.code)
-    assert re.fullmatch(r"[a-z]+(-[a-z]+)+", rule.name)
+    assert re.fullmatch(r"[a-z]+(-[a-z][a-z0-9]*)+", rule.name)
     assert type(rule).__module__.split(".")[-1] == rule.name.replace("-", "_")
     assert PARTS[rule.part.number].endswith(type(rule).__module__.split(".")[-2])
     assert rule.severity in get_args(Severity)
@@ -334,3 +335,36 @@ def test_judging_never_raises_and_what_it_finds_can_be_stored(seen: Observation)
 @given(observations())
 def test_judging_twice_finds_the_same(seen: Observation) -> None:
     assert judge(seen) == judge(seen)
+
+
+def test_a_metric_within_the_margin_or_better_is_no_finding_though_it_differs() -> None:
+    def found(low: float, high: float, better: str) -> list[str]:
+        difference = Difference(mean=(low + high) / 2, low=low, high=high)
+        seen = msgspec.structs.replace(recorded(FIXTURES / "TP604/bad.json"), difference=difference, better=better)
+        return [finding.code for finding in judge(seen)]
+
+    assert found(-0.0049, -0.0001, "higher") == []
+    assert found(-0.0051, -0.0001, "higher") == ["TP604"]
+    assert found(0.0001, 0.0051, "higher") == []
+    assert found(0.0001, 0.0051, "lower") == ["TP604"]
+    assert found(0.0001, 0.0051, "unknown") == ["TP604"]
+    assert found(-0.02, 0.0001, "higher") == []
+
+
+@pytest.mark.parametrize(("num_skipped_last", "num_findings"), [(19, 0), (20, 1)])
+def test_a_scaler_may_skip_as_often_as_its_scale_can_explain(num_skipped_last: int, num_findings: int) -> None:
+    seen = msgspec.structs.replace(recorded(FIXTURES / "TP603/bad.json"), num_skipped_last=num_skipped_last)
+    assert len(judge(seen)) == num_findings
+
+
+def test_precision_messages_name_the_value_that_shows_it() -> None:
+    assert message("TP602/bad") == ("aten.mul.Tensor in b.2 (net.py:9) reaches 1.3e+05, 2 times what float16 can hold")
+    assert message("TP602/bad_without_cure") == (
+        "the cast to float16 (net.py:9) reaches 1.3e+05, 2 times what float16 can hold, the first of 2 operations"
+    )
+    assert message("TP603/bad") == (
+        "the scaler skipped all 25 steps, and its scale went from 65536 to 0.002: nothing was trained"
+    )
+    assert message("TP604/bad") == (
+        "acc differs from 32-true by -0.0067 [-0.010, -0.0032] over 24 seeds; the margin is 0.005"
+    )

@@ -30,6 +30,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "check": Entry("torchproof.cli.check", "Audit a model on its own samples."),
     "tune": Entry("torchproof.cli.tune", "Measure the candidates, choose, write a bundle."),
+    "train": Entry("torchproof.cli.train", "Train a recipe on one process or many, resumable."),
     "serve": Entry("torchproof.cli.serve", "Run the decision behind HTTP, guarded."),
     "explain": Entry("torchproof.cli.explain", "Say what a finding means and how to fix it."),
     "doctor": Entry("torchproof.cli.doctor", "Show what this machine really offers."),

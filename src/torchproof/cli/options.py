@@ -1,11 +1,12 @@
 """Values on the command line: durations, byte sizes, tolerances; and the options that commands share."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import click
 
+from torchproof.errors import UsageError
 from torchproof.types import Tolerance
 
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -103,6 +104,24 @@ def parse_tolerance(text: str) -> Tolerance:
     return Tolerance(metric=name, bound=bound)
 
 
+def parse_margin(text: str) -> tuple[str, float]:
+    """Metric and margin of ``acc=0.005``.
+
+    Raises:
+        ValueError: not of this form, or not above zero.
+    """
+    name, sign, number = text.strip().rpartition("=")
+    if not sign or not name:
+        raise ValueError(f"{text!r} is not a margin: write acc=0.005, with a name that metrics() returns")
+    try:
+        margin = float(number)
+    except ValueError:
+        raise ValueError(f"the margin {number!r} in {text!r} is not a number: write {name}=0.005") from None
+    if not 0 < margin < float("inf"):
+        raise ValueError(f"a margin is above 0, and {number} is not: within it, a difference doesn't matter")
+    return name.strip(), margin
+
+
 class _Parsed(click.ParamType):  # type: ignore[type-arg] # subscriptable from click 8.4 on; the floor is 8.1
     """A type given by a parser that raises ValueError. A default that is a value already stays as it is."""
 
@@ -121,6 +140,7 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg] # subscriptable from c
 
 DURATION = _Parsed("duration", parse_duration)  # -> float, seconds
 BYTE_SIZE = _Parsed("size", parse_size)  # -> int, bytes
+MARGIN = _Parsed("margin", parse_margin)  # -> tuple[str, float]
 TOLERANCE = _Parsed("tolerance", parse_tolerance)  # -> Tolerance
 
 
@@ -134,3 +154,12 @@ def format_option(function: F) -> F:
         show_default=True,
         help="Form of the output.",
     )(function)
+
+
+def refuse_given(names: Sequence[str], whose: str) -> None:
+    """Raises UsageError where one of these options stands on the command line."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{parameter.opts[0]} is of {whose}", help=f"leave out {parameter.opts[0]}")

@@ -30,6 +30,7 @@ _EXTRAS = {
     "serve": ("starlette", "uvicorn", "swagger-ui-bundle", "httptools", "uvloop", "prometheus-client"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "hf": ("transformers",),
+    "tensorboard": ("tensorboard",),
 }
 
 # Each of these changes the threads, the allocator, the logging or the compile cache of torch or its libraries.

@@ -3,10 +3,8 @@
 Run as ``python -m torchproof.measure.child package.module:Class CALLS_FD ANSWERS_FD``.
 """
 
-import ctypes
 import importlib
 import os
-import signal
 import sys
 import traceback
 from typing import Any
@@ -14,14 +12,12 @@ from typing import Any
 import msgspec
 
 from torchproof.errors import describe
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from torchproof.machine.parent import end_with_parent
 
 
 def main(handler: str, calls_fd: int, answers_fd: int) -> None:
     """Answers calls in order; an exception becomes an answer, the process goes on."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the caller, even after a kill -9
+    end_with_parent()
     target: Any = None
     with os.fdopen(calls_fd, "rb") as calls, os.fdopen(answers_fd, "wb") as answers:
         for line in calls:

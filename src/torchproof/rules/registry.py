@@ -13,6 +13,9 @@ from torchproof.types import Finding, Observation
 
 AnyRule = Rule[Any]
 
+# Of 1: a code with one character wrong, missing or too many has 0.8 and more; E501, another tool's, has 0.67 to TP501.
+MIN_LIKENESS = 0.7
+
 
 @cache
 def all_rules() -> tuple[AnyRule, ...]:
@@ -38,7 +41,7 @@ def rule(code: str) -> AnyRule:
     wanted = code.strip().lower()
     if wanted in known:
         return known[wanted]
-    close = dict.fromkeys(known[key] for key in get_close_matches(wanted, known))
+    close = dict.fromkeys(known[key] for key in get_close_matches(wanted, known, cutoff=MIN_LIKENESS))
     if close:
         help = "close to it: " + ", ".join(f"{rule.code} {rule.name}" for rule in close)
     else:

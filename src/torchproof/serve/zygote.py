@@ -5,7 +5,6 @@ fork copies only one, and what the others were about stays undone for ever.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import logging
@@ -22,6 +21,7 @@ import torch
 
 from torchproof.bundle.read import open_bundle
 from torchproof.errors import describe
+from torchproof.machine.parent import end_with_parent
 from torchproof.serve import logs, replica
 from torchproof.serve.load import Prepared, prepare
 from torchproof.serve.wire import WHERE, WHERE_S, Exited, Failed, Fork, Forked, Kill, Order, Reader, Setup, pack
@@ -29,8 +29,6 @@ from torchproof.serve.wire import Prepared as CanFork
 
 SETTLE_S = 1.0  # for threads that are about to end, such as a pool's that has read the weights
 log = logging.getLogger("torchproof.serve")
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(fd: int) -> None:
@@ -74,12 +72,6 @@ def main(fd: int) -> None:
                 rest = list(orders.feed(data))
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-
-
-def end_with_parent() -> None:
-    """This process ends with the one that started it, even after a kill -9."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _load(setup: Setup) -> Prepared:

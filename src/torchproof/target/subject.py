@@ -1,11 +1,8 @@
 """A Target becomes a Subject: the user's Service with its sampled requests, encoded."""
 
-import difflib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,13 +11,14 @@ from torch import nn
 
 from torchproof.errors import TargetError, TrafficError
 from torchproof.target import huggingface, saved
+from torchproof.target.lookup import call, check_complete, find, is_missing
 from torchproof.target.modules import ModuleService, common_dtypes, from_factory
 from torchproof.target.request import RequestError, convert, request_type
 from torchproof.target.rows import Row, named_tensors, sizes_of
 from torchproof.target.service import Service
 from torchproof.target.signature import parameter_names
 from torchproof.target.traffic import read_traffic
-from torchproof.target.usercode import first_line, import_file, import_module, user_code
+from torchproof.target.usercode import first_line, import_target, user_code
 from torchproof.types import Signature, Target, Traffic
 
 
@@ -40,29 +38,11 @@ def open_service(target: Target) -> Service:
         return saved.open_onnx(path)
     if target.kind == "huggingface":
         return huggingface.HuggingFaceText(path)
-    module = import_file(path) if target.path else import_module(target.module or "")
-    return _named(module, target)
-
-
-def _named(module: ModuleType, target: Target) -> Service:
-    public = {n: v for n, v in vars(module).items() if not n.startswith("_") and _defined_in(v, module)}
-    services = [n for n, v in public.items() if isinstance(v, Service) or _is_service_class(v)]
-    name = target.name
-    if name is None:
-        if len(services) != 1:
-            found = f"defines {', '.join(services)}" if services else "defines no tp.Service"
-            names = ", ".join(services or public) or "none"
-            raise TargetError(
-                f"{target.reference} {found}", help=f"name one after a colon: {target.reference}:NAME (there: {names})"
-            )
-        (name,) = services
-    if not hasattr(module, name):
-        close = difflib.get_close_matches(name, public, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise TargetError(
-            f"{target.path or target.module} has no {name!r}", help=f"{hint}names there: {', '.join(public) or 'none'}"
-        )
-    return _complete(_make(getattr(module, name), name, target), name)
+    name, value = find(import_target(target), target, Service)
+    service = _make(value, name, target)
+    methods = "a Service has load, encode, decode and samples"
+    check_complete(service, name, Service, ("load", "encode", "decode"), methods)
+    return service
 
 
 def _make(value: Any, name: str, target: Target) -> Service:
@@ -75,48 +55,7 @@ def _make(value: Any, name: str, target: Target) -> Service:
             f"{target.reference} is a {type(value).__name__}, no Service",
             help="a target is a tp.Service, or a function that returns (nn.Module, example inputs)",
         )
-    needed = _arguments(value)
-    if needed:
-        raise TargetError(
-            f"{target.reference} takes arguments: {', '.join(needed)}",
-            help="give them defaults, or name a function without arguments that returns it",
-        )
-    with user_code(f"calling {name}()"):
-        made = value()
-    return from_factory(made, target.reference)
-
-
-def _arguments(value: Any) -> list[str]:
-    """The arguments that calling it needs; empty where they can't be read."""
-    try:
-        parameters = inspect.signature(value).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-
-
-def _complete(service: Service, name: str) -> Service:
-    missing = [method for method in ("load", "encode", "decode") if _is_missing(service, method)]
-    if missing:
-        raise TargetError(
-            f"{name} has no {' and no '.join(f'{method}()' for method in missing)}",
-            help="a Service has load, encode, decode and samples",
-        )
-    return service
-
-
-def _is_missing(service: Service, method: str) -> bool:
-    return getattr(getattr(service, method), "__func__", None) is getattr(Service, method)
-
-
-def _defined_in(value: object, module: ModuleType) -> bool:
-    if inspect.ismodule(value):
-        return False
-    return getattr(value, "__module__", module.__name__) == module.__name__ or isinstance(value, (Service, nn.Module))
-
-
-def _is_service_class(value: object) -> bool:
-    return inspect.isclass(value) and issubclass(value, Service)
+    return from_factory(call(value, name, target), target.reference)
 
 
 def load_module(service: Service, weights: Path | None = None) -> nn.Module:
@@ -185,7 +124,7 @@ def sample_requests(service: Service, traffic: Path | None) -> tuple[str, list[t
             except RequestError as exc:
                 raise TrafficError(f"{traffic}, line {number}: {exc}", help=exc.help) from None
         return traffic.name, requests
-    if _is_missing(service, "samples"):
+    if is_missing(service, "samples", Service):
         raise TargetError(f"{type(service).__name__} has no samples()", help="write it, or pass --traffic")
     with user_code("samples()"):
         samples = list(service.samples())

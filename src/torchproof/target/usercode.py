@@ -11,21 +11,25 @@ from types import ModuleType, TracebackType
 
 import torchproof
 from torchproof.errors import TargetError, TorchproofError, UserCodeError
+from torchproof.types import Target
 
 OWN_FOLDER = str(Path(torchproof.__file__).parent)
 TORCH_CALL = "/torch/nn/modules/module.py"  # from a module's call to its forward
 
 
 @contextmanager
-def user_code(doing: str) -> Iterator[None]:
+def user_code(doing: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turns whatever the user's code raises into a ``UserCodeError`` that carries the user's part of the traceback.
 
     Args:
         doing: what torchproof was about, for the last line: ``"importing app.py"``.
+        but: what is raised as it is.
     """
     try:
         yield
     except (TorchproofError, UserCodeError):
+        raise
+    except but:
         raise
     except SystemExit as exc:
         raise UserCodeError(f"{doing}: the code called sys.exit({exc.code!r})", user_trace(exc)) from None
@@ -50,6 +54,16 @@ def first_line(exc: BaseException) -> str:
     """``ValueError: what it said``, one line: how an error reads in a table."""
     text = next((line.strip() for line in str(exc).splitlines() if line.strip()), "")
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+
+
+def import_target(target: Target) -> ModuleType:
+    """The user's module.
+
+    Raises:
+        TargetError: it isn't there.
+        UserCodeError: it raised.
+    """
+    return import_file(Path(target.path)) if target.path else import_module(target.module or "")
 
 
 def import_file(path: Path) -> ModuleType:

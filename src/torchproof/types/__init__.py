@@ -13,12 +13,16 @@ from torchproof.types.observation import (
     Growth,
     LoadSeen,
     MemorySeen,
+    MetricSeen,
     ModesSeen,
     Observation,
+    OverflowSeen,
     PaddingSeen,
     PlanSeen,
+    TrainSeen,
 )
 from torchproof.types.plan import Decision, Plan, Rejected
+from torchproof.types.precision import ScalerSeen
 from torchproof.types.proof import SCHEMA, CheckReport, GoldenSummary, Proof
 from torchproof.types.record import Record, decode, encode
 from torchproof.types.signature import InputSpec, OutputSpec, Signature
@@ -47,10 +51,12 @@ __all__ = [
     "LoadSeen",
     "Measurement",
     "MemorySeen",
+    "MetricSeen",
     "ModesSeen",
     "Observation",
     "Outcome",
     "OutputSpec",
+    "OverflowSeen",
     "PaddingSeen",
     "Plan",
     "PlanSeen",
@@ -58,12 +64,14 @@ __all__ = [
     "Proof",
     "Record",
     "Rejected",
+    "ScalerSeen",
     "Severity",
     "Signature",
     "Target",
     "Throughput",
     "Tolerance",
     "Traffic",
+    "TrainSeen",
     "Trial",
     "Unit",
     "Verdict",

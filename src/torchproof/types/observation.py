@@ -1,6 +1,16 @@
 """What a probe saw, as plain numbers. Probes use torch and look; rules import nothing and judge."""
 
+from torchproof.types.loading import PickleSeen, SharedMemorySeen, WorkerMemorySeen
+from torchproof.types.precision import Better, Difference, Overflow, ScalerSeen
 from torchproof.types.record import Record
+from torchproof.types.rehearsal import (
+    DrawsSeen,
+    GradientsSeen,
+    LengthsSeen,
+    ResumeSeen,
+    SamplesSeen,
+    WeightsSeen,
+)
 
 
 class ModesSeen(Record):
@@ -212,6 +222,87 @@ class MemorySeen(Record):
     num_device_ooms: int = 0
 
 
+class TrainSeen(Record):
+    """A training run, from its first step to its last.
+
+    Attributes:
+        batch_size: samples of one optimizer step, those of all processes together.
+        micro_batch_asked: samples that one process should forward at once; ``micro_batch_size`` what it came to.
+        non_finite_steps: those whose loss was NaN or infinite.
+        non_finite_metrics: of the last evaluation.
+    """
+
+    target: str
+    batch_size: int
+    world_size: int
+    micro_batch_asked: int
+    micro_batch_size: int
+    num_steps: int
+    non_finite_steps: tuple[int, ...]
+    non_finite_metrics: tuple[str, ...]
+
+
+class OverflowSeen(Record):
+    """A few micro-batches of a recipe under autocast to a low precision that has float32's range.
+
+    Attributes:
+        overflows: operations that autocast to float16 would run in float16, with results that float16 can't hold and
+            arguments that it can; the first one first.
+        fp32_modules: modules that cure it when they stay in float32, tried out; empty where none was found.
+        num_batches: micro-batches that were run.
+    """
+
+    target: str
+    overflows: tuple[Overflow, ...]
+    fp32_modules: tuple[str, ...]
+    num_batches: int
+
+
+class MetricSeen(Record):
+    """A metric trained in a lower precision against 32-true, over equal seeds.
+
+    Attributes:
+        candidate: the precision.
+        baseline_mean: the metric in 32-true.
+        better: which way training moves it.
+        margin: up to here a difference doesn't matter.
+        difference: None where none was shown.
+        num_seeds: behind it.
+        num_non_finite: seeds with which the candidate's is not finite and 32-true's is.
+    """
+
+    target: str
+    candidate: str
+    metric: str
+    baseline_mean: float | None
+    better: Better
+    margin: float
+    difference: Difference | None
+    num_seeds: int
+    num_non_finite: int = 0
+
+
 Observation = (
-    ModesSeen | BatchSeen | PaddingSeen | CompileSeen | GoldenSeen | ArtifactSeen | LoadSeen | PlanSeen | MemorySeen
+    ModesSeen
+    | BatchSeen
+    | PaddingSeen
+    | CompileSeen
+    | GoldenSeen
+    | ArtifactSeen
+    | LoadSeen
+    | PlanSeen
+    | MemorySeen
+    | TrainSeen
+    | OverflowSeen
+    | ScalerSeen
+    | MetricSeen
+    | LengthsSeen
+    | SamplesSeen
+    | DrawsSeen
+    | WeightsSeen
+    | GradientsSeen
+    | ResumeSeen
+    | SharedMemorySeen
+    | WorkerMemorySeen
+    | PickleSeen
 )

@@ -1,0 +1,1 @@
+"""Trains a Recipe: one process, DDP or FSDP, resumable at every step."""

@@ -1,0 +1,100 @@
+"""The files of a run's folder. All processes of a run read and write them; each is replaced as a whole."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from torchproof.errors import UsageError
+from torchproof.types import decode, encode
+from torchproof.types.training import StepLine, TrainReport, TrainRequest
+
+REQUEST = "run.json"
+REPORT = "proof.json"
+METRICS = "metrics.jsonl"
+ERROR = "error.json"
+WEIGHTS = "model.safetensors"
+
+
+def write_request(run: Path, request: TrainRequest) -> None:
+    """Makes the folder where it isn't there. What stopped an earlier call doesn't count any more.
+
+    Raises:
+        UsageError: it can't be written.
+    """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        (run / ERROR).unlink(missing_ok=True)
+        _replace(run / REQUEST, encode(request).encode())
+    except OSError as exc:
+        raise UsageError(
+            f"{run} can't be written: {(exc.strerror or str(exc)).lower()}", help="name another folder"
+        ) from None
+
+
+def read_request(run: Path) -> TrainRequest:
+    """What ``write_request`` wrote."""
+    return decode((run / REQUEST).read_bytes(), TrainRequest, what=str(run / REQUEST))
+
+
+def halve_micro_batch(run: Path, request: TrainRequest) -> None:
+    """For the next start of the ranks, after one of them ran out of memory. More of them that do ask for the same."""
+    halved = msgspec.structs.replace(request, micro_batch_size=max(1, request.micro_batch_size // 2))
+    _replace(run / REQUEST, encode(halved).encode())
+
+
+def write_error(run: Path, error: dict[str, str]) -> None:
+    """Why it can't be done; the first one stays."""
+    if not read_error(run):
+        _replace(run / ERROR, msgspec.json.encode(error))
+
+
+def read_error(run: Path) -> dict[str, str]:
+    """Why it can't be done, as ``describe`` has it; empty where nothing is known against it."""
+    try:
+        found: dict[str, str] = msgspec.json.decode((run / ERROR).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return found
+
+
+def open_metrics(run: Path, step: int) -> BinaryIO:
+    """``metrics.jsonl`` to add to: what was said of later steps than this one will be said again, so it goes."""
+    path = run / METRICS
+    kept = []
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith(b"\n") and msgspec.json.decode(line)["step"] <= step]
+    _replace(path, b"".join(kept))
+    return path.open("ab")
+
+
+def read_metrics(run: Path) -> list[StepLine]:
+    """All lines of ``metrics.jsonl``."""
+    return [msgspec.json.decode(line, type=StepLine) for line in (run / METRICS).read_bytes().splitlines()]
+
+
+def write_report(run: Path, report: TrainReport) -> None:
+    """``proof.json``."""
+    _replace(run / REPORT, encode(report).encode())
+
+
+def read_report(run: Path) -> TrainReport:
+    """What ``write_report`` wrote."""
+    return decode((run / REPORT).read_bytes(), TrainReport, what=str(run / REPORT))
+
+
+def replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file beside it first, so that it is there as a whole or as it was."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(unfinished)
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    replace(path, lambda unfinished: unfinished.write_bytes(data))
