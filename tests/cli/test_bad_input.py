@@ -65,6 +65,10 @@ def test_what_is_not_there(
         ("", "", ":Nat", "has no 'Nat' help: did you mean Net? names there: Net, Model"),
         ("", "", ":torch", "app.py:torch is a module, no Service help: a target is a tp.Service"),
         ("class Net(tp.Service)", "class Net", ":Net", "app.py:Net gives a Net help: a target is a tp.Service"),
+        (
+            "class Net(tp.Service)", "class Net(tp.Recipe)", ":Net",
+            "app.py:Net is a tp.Recipe, and this command is for models that are served help: torchproof train trains",
+        ),
         ("class Net(tp.Service)", "class Net", "", "app.py defines no tp.Service help: name one after a colon"),
         ("def load", "def lod", "", "error: Net has no load() help: a Service has"),
         ("return Model().eval()", "return 3", "", "error: load() returned a int help: return the torch.nn.Module"),

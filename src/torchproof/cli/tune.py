@@ -8,7 +8,6 @@ from types import FrameType
 
 import click
 
-from torchproof.bundle.write import check_destination
 from torchproof.cli.options import BYTE_SIZE, DURATION, MARGIN, TOLERANCE, format_option, refuse_given
 from torchproof.errors import UsageError
 from torchproof.render import findings, proof, trainplan
@@ -84,6 +83,8 @@ def command(
     """
     resolved = resolve(target)
     if not _is_plan(output):
+        from torchproof.bundle.write import check_destination  # safetensors is imported here
+
         check_destination(output)
     signal.signal(signal.SIGTERM, _stop)
     from torchproof.target.recipe import is_recipe  # torch is imported here, once the arguments are known to be good

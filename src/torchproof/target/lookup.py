@@ -27,7 +27,7 @@ def find(module: ModuleType, target: Target, base: type) -> tuple[str, Any]:
     if name is None:
         if len(of_class) != 1:
             found = f"defines {', '.join(of_class)}" if of_class else f"defines no tp.{base.__name__}"
-            names = ", ".join(of_class or public) or "none"
+            names = ", ".join(of_class or [n for n, value in public.items() if callable(value)]) or "none"
             raise TargetError(
                 f"{target.reference} {found}", help=f"name one after a colon: {target.reference}:NAME (there: {names})"
             )

@@ -13,6 +13,7 @@ from torchproof.errors import TargetError, TrafficError
 from torchproof.target import huggingface, saved
 from torchproof.target.lookup import call, check_complete, find, is_missing
 from torchproof.target.modules import ModuleService, common_dtypes, from_factory
+from torchproof.target.recipe import is_recipe
 from torchproof.target.request import RequestError, convert, request_type
 from torchproof.target.rows import Row, named_tensors, sizes_of
 from torchproof.target.service import Service
@@ -38,6 +39,11 @@ def open_service(target: Target) -> Service:
         return saved.open_onnx(path)
     if target.kind == "huggingface":
         return huggingface.HuggingFaceText(path)
+    if is_recipe(target):
+        raise TargetError(
+            f"{target.reference} is a tp.Recipe, and this command is for models that are served",
+            help="torchproof train trains it, torchproof tune finds how best; then name a tp.Service with its weights",
+        )
     name, value = find(import_target(target), target, Service)
     service = _make(value, name, target)
     methods = "a Service has load, encode, decode and samples"
