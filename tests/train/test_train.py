@@ -63,14 +63,14 @@ def test_the_same_effective_batch_gives_the_same_curve(train: Train, options: tu
 MARKS = sorted(random.Random(0).sample(range(2, 6), 3))  # calls of loss() after which a process dies
 
 
-def dying(code: str, whom: str) -> str:
+def dying(code: str, whom: str, where: str = "True") -> str:
     """Three times; then it lives."""
     loss = "        x, y = batch\n        return nn.functional.mse_loss(model(x).squeeze(1), y)\n    def train_data"
     assert loss in code
     deadly = f"""        self.calls = getattr(self, "calls", 0) + 1
         here = os.path.dirname(__file__)
         deaths = len([name for name in os.listdir(here) if name.startswith("died")])
-        if deaths < 3 and self.calls == {MARKS}[deaths]:
+        if {where} and deaths < 3 and self.calls == {MARKS}[deaths]:
             open(os.path.join(here, f"died-{{deaths}}"), "w").close()
             for pid in ({whom}):
                 os.kill(pid, 9)
@@ -87,6 +87,18 @@ def test_a_rank_that_is_killed_at_random_steps_leaves_the_curve_bit_for_bit_as_i
     assert killed.code == 0, killed.err
     assert len(list(tmp_path.glob("died-*"))) == 3
     assert killed.lines == whole.lines
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_rank_that_loses_another_one_waits_for_it_and_is_no_error_of_the_recipe(
+    train: Train, recipe: str, strategy: str
+) -> None:
+    """It sees "Connection reset by peer" in the middle of the user's loss or of backward."""
+    options = ("--nproc", "2", "--strategy", strategy, "--save-every", "1ms")
+    whole = train(*options, code=recipe)
+    killed = train(*options, code=dying(recipe, "os.getpid(),", 'os.environ["RANK"] == "1"'), run="killed")
+    assert killed.code == 0, killed.err
+    assert killed.losses == whole.losses
 
 
 def test_the_same_command_goes_on_after_everything_was_killed(train: Train, recipe: str, tmp_path: Path) -> None:

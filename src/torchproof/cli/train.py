@@ -31,12 +31,14 @@ Examples:
   torchproof train examples/digits.py --nproc 2 --strategy ddp -o runs/digits
   torchproof train recipe.py --precision bf16-mixed --epochs 3 -o runs/bf16
   torchproof train recipe.py --nodes 2 --rdzv host:29400 -o /shared/run      on each node
+  torchproof train recipe.py --launcher ray --nproc 8 -o /shared/run         as a Ray Train job
   torchproof train --plan digits.plan.json -o runs/digits                    as tune found it best
   torchproof train examples/digits.py -o runs/digits                         again: goes on where it ended
 """
 
 OF_RUNS = (
-    *("output", "precision", "fp32_modules", "num_processes", "num_nodes", "rendezvous", "num_epochs", "num_steps"),
+    *("output", "precision", "fp32_modules", "num_processes", "num_nodes", "rendezvous", "launcher"),
+    *("num_epochs", "num_steps"),
     *("micro_batch_size", "activation_checkpointing", "num_workers", "save_every_s", "tensorboard"),
 )
 
@@ -68,6 +70,13 @@ OF_RUNS = (
 )
 @click.option("--nodes", "num_nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines.")
 @click.option("--rdzv", "rendezvous", default="", help="host:port where the nodes meet.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["torchrun", "ray"]),
+    default="torchrun",
+    show_default=True,
+    help="ray: --nproc processes as a Ray Train job, on the cluster of RAY_ADDRESS or on this machine.",
+)
 @click.option("--epochs", "num_epochs", type=click.IntRange(min=1), help="By default the recipe's.")
 @click.option("--steps", "num_steps", type=click.IntRange(min=1), help="Optimizer steps, instead of epochs.")
 @click.option("--micro-batch-size", type=click.IntRange(min=1), help="Samples that a process forwards at once.")
@@ -95,6 +104,7 @@ def command(
     num_processes: int | None,
     num_nodes: int,
     rendezvous: str,
+    launcher: str,
     num_epochs: int | None,
     num_steps: int | None,
     micro_batch_size: int | None,
@@ -128,6 +138,11 @@ def command(
         raise UsageError("--steps and --epochs exclude each other", help="name one of them")
     if (num_nodes > 1) != bool(rendezvous):
         raise UsageError("--nodes and --rdzv need each other", help="as in --nodes 2 --rdzv host:29400")
+    if launcher == "ray":
+        if num_nodes > 1:
+            raise UsageError("--nodes is of torchrun; Ray places the processes", help="leave out --nodes and --rdzv")
+        if find_spec("ray") is None:
+            raise UsageError("--launcher ray needs the package ray", help="pip install 'torchproof[ray]'")
     if tensorboard and find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard", help="pip install 'torchproof[tensorboard]'")
 
@@ -174,7 +189,12 @@ def command(
         tensorboard=tensorboard,
     )
     try:
-        report = launch(output, request, Nodes(num_nodes, per_node, rendezvous))
+        if launcher == "ray":
+            from torchproof.train.ray_job import launch_on_ray  # only where it is installed
+
+            report = launch_on_ray(output, request, per_node)
+        else:
+            report = launch(output, request, Nodes(num_nodes, per_node, rendezvous))
     except InterruptedRunError:
         stderr.line(f"interrupted; the same command goes on from the last checkpoint in {output}")
         raise SystemExit(130) from None

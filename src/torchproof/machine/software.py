@@ -31,6 +31,7 @@ _EXTRAS = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "hf": ("transformers",),
     "tensorboard": ("tensorboard",),
+    "ray": ("ray",),
 }
 
 # Each of these changes the threads, the allocator, the logging or the compile cache of torch or its libraries.

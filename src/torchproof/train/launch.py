@@ -48,11 +48,7 @@ def launch(run: Path, request: TrainRequest, nodes: Nodes) -> TrainReport:
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.CRITICAL)
-    _check_same(run, request)
-    files.write_request(run, request)
-    threads = request.loading.num_threads or max(1, num_cores() // nodes.num_processes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.update(prepare(run, request, nodes))
     # torch keeps one store for all attempts (pytorch issue 135712): a rank that is faster than another finds the
     # other's address of the attempt before there, and both wait for ever.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -64,8 +60,7 @@ def launch(run: Path, request: TrainRequest, nodes: Nodes) -> TrainReport:
         rdzv_backend="c10d",
         rdzv_endpoint=nodes.rendezvous or "localhost:0",
         local_addr=None if nodes.rendezvous else "localhost",
-        # One for each time that the micro-batch can be halved.
-        max_restarts=MAX_RESTARTS + request.micro_batch_size.bit_length(),
+        max_restarts=max_restarts(request),
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
     try:
@@ -77,6 +72,36 @@ def launch(run: Path, request: TrainRequest, nodes: Nodes) -> TrainReport:
         ) from None
     except SignalException:
         raise InterruptedRunError from None
+    return finished(run)
+
+
+def prepare(run: Path, request: TrainRequest, nodes: Nodes) -> dict[str, str]:
+    """Writes the request into the run's folder.
+
+    Returns:
+        environment variables that the ranks need and the user has not set.
+
+    Raises:
+        UsageError: the folder can't be written, or holds another run.
+    """
+    _check_same(run, request)
+    files.write_request(run, request)
+    threads = request.loading.num_threads or max(1, num_cores() // nodes.num_processes)
+    wanted = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def max_restarts(request: TrainRequest) -> int:
+    """Of all ranks: ``MAX_RESTARTS``, and one for each time that the micro-batch can be halved."""
+    return MAX_RESTARTS + request.micro_batch_size.bit_length()
+
+
+def finished(run: Path) -> TrainReport:
+    """The report of a run that has ended.
+
+    Raises:
+        TorchproofError, UserCodeError: what a rank found.
+    """
     if found := _found(run):
         raise found
     return files.read_report(run)

@@ -24,7 +24,13 @@ from torchproof.train.strategy import Wrapped, wrap
 from torchproof.types.training import StepLine, TrainRequest
 
 SUM, STOP, SAVE = range(3)  # what ranks tell each other after a step
-OUT_OF_MEMORY = (torch.OutOfMemoryError,)
+
+
+class LostRankError(Exception):
+    """Another rank has ended while this one waited for it."""
+
+
+NOT_OF_THE_CODE = (torch.OutOfMemoryError, LostRankError)
 
 
 @dataclass
@@ -133,13 +139,13 @@ def _step(job: Job, step: list[Share], batches: Iterator[Any]) -> float:
         seed_all(derive_seed("forward", job.request.seed, state.step, job.rank, number))
         with job.wrapped.micro_batch(last=number == len(step) - 1):
             loss = loss_of(job.recipe, job.wrapped.called, batch, job)
-            with user_code("backward()", but=OUT_OF_MEMORY), one_kind_of_out_of_memory():
+            with user_code("backward()", but=NOT_OF_THE_CODE), told_apart():
                 scaler.scale(loss * share.weight).backward()
         total += loss.detach() * share.weight
     if job.request.max_grad_norm is not None:
         scaler.unscale_(state.optimizer)
         nn.utils.clip_grad_norm_(state.model.parameters(), job.request.max_grad_norm)
-    with user_code("the optimizer's step()", but=OUT_OF_MEMORY), one_kind_of_out_of_memory():
+    with user_code("the optimizer's step()", but=NOT_OF_THE_CODE), told_apart():
         scaler.step(state.optimizer)
     scaler.update()
     if state.scheduler is not None:
@@ -149,16 +155,20 @@ def _step(job: Job, step: list[Share], batches: Iterator[Any]) -> float:
 
 
 @contextlib.contextmanager
-def one_kind_of_out_of_memory() -> Iterator[None]:
-    """What the CPU's allocator raises becomes what CUDA's does."""
+def told_apart() -> Iterator[None]:
+    """What is not the code's fault gets a class of its own: ``NOT_OF_THE_CODE``."""
     try:
         yield
     except MemoryError as exc:
         raise torch.OutOfMemoryError(str(exc)) from None
+    except dist.DistError as exc:
+        raise LostRankError(str(exc)) from None
     except RuntimeError as exc:
-        if "DefaultCPUAllocator: can't allocate memory" not in str(exc):
-            raise
-        raise torch.OutOfMemoryError(str(exc)) from None
+        if "DefaultCPUAllocator: can't allocate memory" in str(exc):
+            raise torch.OutOfMemoryError(str(exc)) from None
+        if "/gloo/" in str(exc):  # "[…/gloo/transport/tcp/pair.cc:537] Read error […]: Connection reset by peer"
+            raise LostRankError(str(exc)) from None
+        raise
 
 
 def loss_of(recipe: Recipe, model: nn.Module, batch: Any, job: Job) -> Tensor:
@@ -168,8 +178,8 @@ def loss_of(recipe: Recipe, model: nn.Module, batch: Any, job: Job) -> Tensor:
         TargetError: it is no scalar, or nothing to go backward from.
     """
     with (
-        user_code("loss()", but=OUT_OF_MEMORY),
-        one_kind_of_out_of_memory(),
+        user_code("loss()", but=NOT_OF_THE_CODE),
+        told_apart(),
         autocast(job.request.precision, job.device),
     ):
         loss = recipe.loss(model, batch)
@@ -211,7 +221,12 @@ def evaluate(job: Job) -> dict[str, float | None]:
     model.eval()
     try:
         for batch, weight in zip(job.eval_loader, weights, strict=True):
-            with torch.no_grad(), user_code("metrics()"), autocast(job.request.precision, job.device):
+            with (
+                torch.no_grad(),
+                user_code("metrics()", but=NOT_OF_THE_CODE),
+                told_apart(),
+                autocast(job.request.precision, job.device),
+            ):
                 found = job.recipe.metrics(model, to_device(batch, job.device))
             if not isinstance(found, Mapping):
                 raise TargetError(f"metrics() returned a {type(found).__name__}", help="return {name: mean}")

@@ -4,6 +4,8 @@ import contextlib
 import datetime
 import os
 import signal
+import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +22,7 @@ from torchproof.target.recipe import open_recipe
 from torchproof.target.usercode import first_line
 from torchproof.train import files
 from torchproof.train.checkpoint import Checkpoints
-from torchproof.train.loop import Job, train
+from torchproof.train.loop import Job, LostRankError, train
 from torchproof.train.report import report
 from torchproof.types.training import StepLine, TrainRequest
 
@@ -39,7 +41,9 @@ def run_rank(run: Path, request: TrainRequest) -> int:
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    is_ours = not dist.is_initialized()  # or Ray's
+    if is_ours:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         job = Job(request, open_recipe(request.target), run, device, rank, world_size)
         checkpoints = Checkpoints(run)
@@ -61,12 +65,16 @@ def run_rank(run: Path, request: TrainRequest) -> int:
             files.halve_micro_batch(run, request)
             return 1  # the agent ends the other ranks, which wait for this one, and starts all again
         return _refuse(run, f"one sample at a time needs more memory than there is: {first_line(exc)}", FEWER)
+    except LostRankError as exc:
+        sys.stderr.write(f"rank {rank} has lost another one: {first_line(exc)}\n")
+        return 1  # all are started again
     except OSError as exc:  # of the run's own files: what the user's code raises is a UserCodeError
         return _refuse(run, f"{run} can't be written: {exc.strerror or exc}", f"make room in it; {AGAIN}")
     except (TorchproofError, UserCodeError) as exc:
         files.write_error(run, describe(exc))
         return 1
-    dist.destroy_process_group()
+    if is_ours:
+        dist.destroy_process_group()
     return 0
 
 
@@ -142,6 +150,7 @@ def _stopping() -> Any:
         nonlocal stopped
         stopped = True
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    if threading.current_thread() is threading.main_thread():  # Ray trains in another one, and ends it on its own
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
     return lambda: stopped

@@ -1,0 +1,38 @@
+"""Runs as Ray Train jobs, on a cluster that Ray starts on this machine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+ON_RAY = ("--launcher", "ray", "--nproc", "2")
+LOSS = "        x, y = batch\n        return nn.functional.mse_loss(model(x).squeeze(1), y)\n    def train_data"
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def test_a_rank_that_is_killed_leaves_the_curve_as_torchrun_has_it(train: Any, recipe: str, tmp_path: Path) -> None:
+    assert LOSS in recipe
+    deadly = """        self.calls = getattr(self, "calls", 0) + 1
+        died = os.path.join(os.path.dirname(__file__), "died")
+        if self.calls == 5 and os.environ["RANK"] == "1" and not os.path.exists(died):
+            open(died, "w").close()
+            os.kill(os.getpid(), 9)
+"""
+    whole = train("--nproc", "2", "--save-every", "1ms")
+    killed = train(*ON_RAY, "--save-every", "1ms", code=recipe.replace(LOSS, deadly + LOSS), run="ray")
+    assert killed.code == 0, killed.err
+    assert (tmp_path / "died").exists()
+    assert killed.lines == whole.lines
+    assert killed.report["world_size"] == 2
+
+
+def test_what_is_wrong_with_a_recipe_is_said_once(train: Any, recipe: str) -> None:
+    done = train(*ON_RAY, code=recipe.replace("mse_loss(model(x).squeeze(1), y)", "mse_loss(model(x[:, :2]), y)"))
+    assert done.code == 2
+    assert done.err.count("error: loss() raised RuntimeError") == 1, done.err
