@@ -1,7 +1,7 @@
 """Versions, extras and variables are read without importing anything; a broken torch becomes a line, not a crash."""
 
-import sys
 import re
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from torchproof.machine.cores import num_cores
+
 pytest.importorskip("ray")
 
 ON_RAY = ("--launcher", "ray", "--nproc", "2")
@@ -30,6 +32,16 @@ def test_a_rank_that_is_killed_leaves_the_curve_as_torchrun_has_it(train: Any, r
     assert (tmp_path / "died").exists()
     assert killed.lines == whole.lines
     assert killed.report["world_size"] == 2
+
+
+def test_more_processes_than_cores_would_wait_for_ever(
+    train: Any, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    done = train("--launcher", "ray", "--nproc", str(num_cores() + 1), code=recipe.replace("= 16\n", "= 1024\n", 1))
+    assert done.code == 2
+    assert "would wait for ever" in " ".join(done.err.split())
+    assert not done.run.exists()
 
 
 def test_what_is_wrong_with_a_recipe_is_said_once(train: Any, recipe: str) -> None:

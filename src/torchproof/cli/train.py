@@ -1,6 +1,7 @@
 """``torchproof train``: a recipe on one process or many, resumable at every step."""
 
 import functools
+import os
 import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ import click
 from torchproof.cli import stderr
 from torchproof.cli.options import DURATION, format_option, refuse_given
 from torchproof.errors import RefusedError, TrialError, UsageError
+from torchproof.machine.cores import num_cores
 from torchproof.machine.environment import plan_facts, read_environment
 from torchproof.render import findings, rehearsal, training
 from torchproof.render.progress import Progress
@@ -159,6 +161,11 @@ def command(
         raise UsageError(
             f"batch_size is {opened.batch_size} for {world_size} processes, so that some have no sample",
             help="raise batch_size in the recipe, or lower --nproc",
+        )
+    if launcher == "ray" and "RAY_ADDRESS" not in os.environ and per_node > num_cores():
+        raise UsageError(
+            f"Ray gives each process a core, and {per_node} processes would wait for ever for {num_cores()} cores",
+            help="lower --nproc, or name a larger cluster with RAY_ADDRESS",
         )
     micro_batch_size = micro_batch_size or -(-opened.batch_size // world_size)
     chosen: Strategy = "single" if strategy == "auto" else strategy  # type: ignore[assignment] # checked by click
