@@ -1,5 +1,7 @@
 """Runs as Ray Train jobs, on a cluster that Ray starts on this machine."""
 
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,21 @@ def test_what_is_wrong_with_a_recipe_is_said_once(train: Any, recipe: str) -> No
     done = train(*ON_RAY, code=recipe.replace("mse_loss(model(x).squeeze(1), y)", "mse_loss(model(x[:, :2]), y)"))
     assert done.code == 2
     assert done.err.count("error: loss() raised RuntimeError") == 1, done.err
+
+
+def test_ctrl_c_says_how_to_go_on(train: Any, start: Any, recipe: str, tmp_path: Path) -> None:
+    whole = train("--nproc", "2", "--epochs", "4")
+    wait = "        time.sleep(0.05)\n"
+    slow = "import time\n" + recipe.replace(LOSS, wait + LOSS)
+    process = start(*ON_RAY, "--epochs", "4", "--save-every", "1ms", code=slow, run="ray")
+    while not list(tmp_path.glob("ray/checkpoints/step-*[0-9]")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "the same command goes on from the last checkpoint" in err
+    assert "Traceback" not in err
+    again = train("--nproc", "2", "--epochs", "4", code=recipe, run="ray")
+    assert again.code == 0, again.err
+    assert again.lines == whole.lines

@@ -48,7 +48,7 @@ def launch_on_ray(run: Path, request: TrainRequest, num_processes: int) -> Train
         if files.read_error(run):
             return finished(run)  # raises what the rank found
         raise TrialError("crashed", f"a rank ended, time and again: {str(exc).splitlines()[-1]}") from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # Ray's own handler of SIGINT exits
         raise InterruptedRunError from None
     return finished(run)
 
