@@ -2,6 +2,7 @@
 
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from torchproof.machine.cores import num_cores
 
-pytest.importorskip("ray")
+# Not imported here: it changes the log records of the whole process.
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
 ON_RAY = ("--launcher", "ray", "--nproc", "2")
 LOSS = "        x, y = batch\n        return nn.functional.mse_loss(model(x).squeeze(1), y)\n    def train_data"

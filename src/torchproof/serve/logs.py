@@ -18,7 +18,8 @@ current_request: contextvars.ContextVar[str] = contextvars.ContextVar("current_r
 
 log = logging.getLogger("torchproof.serve.access")
 
-# What every record has of its own; the rest came by ``extra``. uvicorn's colored copy of the message says nothing new.
+# What every record has of its own. The rest came by ``extra``, but for names that begin with "_": libraries put those
+# into all records, as Ray does where it is imported. uvicorn's colored copy of the message says nothing new.
 _OWN = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 # Visible ASCII: a line break would forge a line of the log, a space a field of one.
 _SANE_ID = re.compile(r"[!-~]{1,128}")
@@ -141,7 +142,7 @@ def _extra(record: logging.LogRecord, fields: Mapping[str, object]) -> dict[str,
     found: dict[str, Any] = dict(fields)
     if request := current_request.get():
         found["request_id"] = request
-    found.update((key, value) for key, value in vars(record).items() if key not in _OWN)
+    found.update((key, value) for key, value in vars(record).items() if key not in _OWN and not key.startswith("_"))
     for key in ("time", "level", "logger", "message", "exception"):  # the line's own
         if key in found:
             found[f"extra_{key}"] = found.pop(key)
