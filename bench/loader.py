@@ -1,6 +1,6 @@
 """The chosen DataLoader settings beside an exhaustive grid and rules of thumb. Writes bench/results/loader.md.
 
-    python -m bench.loader            # a quarter of an hour
+    python -m bench.loader            # half an hour
     python -m bench.loader DecodeCpu  # one case; nothing is written
 
 Nine recipes: three datasets (decoding, numbers in RAM, features in Python) and three steps (nothing, waiting as for an
@@ -46,7 +46,7 @@ from torchproof.types.training import Loading
 RESULT = Path(__file__).parent / "results" / "loader.md"
 SEARCH_S = 12.0  # the search's budget
 NUM_ROUNDS = 8
-BLOCK_S = 0.25  # at least, and a whole round of the workers
+BLOCK_S = 1.25  # at least, and a whole round of the workers; 10 s of training for each setting in all
 NUM_CLASSES = 10
 MAX_MEAN, MAX_WORST, MAX_TIME = 0.03, 0.10, 0.1  # what is aimed at
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,43 +86,58 @@ def recipe() -> str:
     return RECIPE
 
 
+def start_training(folder: Path, options: Sequence[str], code: str, run: str) -> "subprocess.Popen[str]":
+    """Of the recipe of this code, which is written into the folder beside the run."""
+    (folder / "recipe.py").write_text(code)
+    return subprocess.Popen(
+        [sys.executable, "-m", "torchproof", "train", str(folder / "recipe.py"), "-o", str(folder / run), *options],
+        env={**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def train_to_end(folder: Path, options: Sequence[str], code: str, run: str) -> Trained:
+    with start_training(folder, options, code, run) as process:
+        try:
+            out, err = process.communicate(timeout=GUARD_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its ranks end with it
+            raise
+    return Trained(process.returncode, out, err, folder / run)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
-    """Starts to train the recipe of this code in the folder ``run`` of the test."""
+    """Starts to train in the folder ``run`` of the test."""
 
     def started(*options: str, code: str = RECIPE, run: str = "run") -> "subprocess.Popen[str]":
-        (tmp_path / "recipe.py").write_text(code)
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torchproof",
-                "train",
-                str(tmp_path / "recipe.py"),
-                "-o",
-                str(tmp_path / run),
-                *options,
-            ],
-            env={**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return start_training(tmp_path, options, code, run)
 
     return started
 
 
 @pytest.fixture
-def train(start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> Train:
+def train(tmp_path: Path) -> Train:
     """The same, to its end."""
 
     def trained(*options: str, code: str = RECIPE, run: str = "run") -> Trained:
-        with start(*options, code=code, run=run) as process:
-            try:
-                out, err = process.communicate(timeout=GUARD_S)
-            except subprocess.TimeoutExpired:
-                process.kill()  # its ranks end with it
-                raise
-        return Trained(process.returncode, out, err, tmp_path / run)
+        return train_to_end(tmp_path, options, code, run)
+
+    return trained
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """A run that nothing happens to, and that other runs are compared with; made once for all tests."""
+    done: dict[tuple[object, ...], Trained] = {}
+
+    def trained(*options: str, code: str = RECIPE) -> Trained:
+        asked = (*options, code)
+        if asked not in done:
+            done[asked] = train_to_end(tmp_path_factory.mktemp("undisturbed"), options, code, "run")
+            assert done[asked].code == 0, done[asked].err
+        return done[asked]
 
     return trained

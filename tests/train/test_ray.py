@@ -22,7 +22,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
 
-def test_a_rank_that_is_killed_leaves_the_curve_as_torchrun_has_it(train: Any, recipe: str, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_leaves_the_curve_as_torchrun_has_it(
+    train: Any, undisturbed: Any, recipe: str, tmp_path: Path
+) -> None:
     assert LOSS in recipe
     deadly = """        self.calls = getattr(self, "calls", 0) + 1
         died = os.path.join(os.path.dirname(__file__), "died")
@@ -30,7 +32,7 @@ def test_a_rank_that_is_killed_leaves_the_curve_as_torchrun_has_it(train: Any, r
             open(died, "w").close()
             os.kill(os.getpid(), 9)
 """
-    whole = train("--nproc", "2", "--save-every", "1ms")
+    whole = undisturbed("--nproc", "2")
     killed = train(*ON_RAY, "--save-every", "1ms", code=recipe.replace(LOSS, deadly + LOSS), run="ray")
     assert killed.code == 0, killed.err
     assert (tmp_path / "died").exists()

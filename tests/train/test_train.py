@@ -51,9 +51,11 @@ def test_a_run_leaves_curve_weights_and_proof(train: Train) -> None:
         ("--micro-batch-size", "5"),
     ],
 )
-def test_the_same_effective_batch_gives_the_same_curve(train: Train, options: tuple[str, ...]) -> None:
+def test_the_same_effective_batch_gives_the_same_curve(
+    train: Train, undisturbed: Train, options: tuple[str, ...]
+) -> None:
     """Two processes, sharded weights and accumulation change rounding only: 107 samples are no multiple of anything."""
-    alone = train()
+    alone = undisturbed()
     other = train(*options, run="other")
     assert other.code == 0, other.err
     assert other.losses == pytest.approx(alone.losses, rel=1e-4)
@@ -79,10 +81,10 @@ def dying(code: str, whom: str, where: str = "True") -> str:
 
 
 def test_a_rank_that_is_killed_at_random_steps_leaves_the_curve_bit_for_bit_as_it_is(
-    train: Train, recipe: str, tmp_path: Path
+    train: Train, undisturbed: Train, recipe: str, tmp_path: Path
 ) -> None:
     """Its agent starts it again, and it goes on in the middle of the epoch; noise and dropout go on, too."""
-    whole = train("--save-every", "1ms", code=noisy(recipe))
+    whole = undisturbed(code=noisy(recipe))
     killed = train("--save-every", "1ms", code=dying(noisy(recipe), "os.getpid(),"), run="killed")
     assert killed.code == 0, killed.err
     assert len(list(tmp_path.glob("died-*"))) == 3
@@ -91,22 +93,26 @@ def test_a_rank_that_is_killed_at_random_steps_leaves_the_curve_bit_for_bit_as_i
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_rank_that_loses_another_one_waits_for_it_and_is_no_error_of_the_recipe(
-    train: Train, recipe: str, strategy: str
+    train: Train, undisturbed: Train, recipe: str, strategy: str
 ) -> None:
     """It sees "Connection reset by peer" in the middle of the user's loss or of backward."""
-    options = ("--nproc", "2", "--strategy", strategy, "--save-every", "1ms")
-    whole = train(*options, code=recipe)
-    killed = train(*options, code=dying(recipe, "os.getpid(),", 'os.environ["RANK"] == "1"'), run="killed")
+    options = ("--nproc", "2", "--strategy", strategy)
+    whole = undisturbed(*options)
+    killed = train(
+        *options, "--save-every", "1ms", code=dying(recipe, "os.getpid(),", 'os.environ["RANK"] == "1"'), run="killed"
+    )
     assert killed.code == 0, killed.err
     assert killed.losses == whole.losses
 
 
-def test_the_same_command_goes_on_after_everything_was_killed(train: Train, recipe: str, tmp_path: Path) -> None:
+def test_the_same_command_goes_on_after_everything_was_killed(
+    train: Train, undisturbed: Train, recipe: str, tmp_path: Path
+) -> None:
     """On two ranks that hold half of the weights each, and in the end on one."""
-    sharded = ("--nproc", "2", "--strategy", "fsdp", "--save-every", "1ms")
-    whole = train(*sharded, code=recipe)
+    sharded = ("--nproc", "2", "--strategy", "fsdp")
+    whole = undisturbed(*sharded)
     for _ in range(3):
-        killed = train(*sharded, code=dying(recipe, "os.getppid(), os.getpid()"), run="killed")
+        killed = train(*sharded, "--save-every", "1ms", code=dying(recipe, "os.getppid(), os.getpid()"), run="killed")
         assert killed.code == -signal.SIGKILL
     assert len(list(tmp_path.glob("died-*"))) == 3
     done = train("--save-every", "1ms", code=recipe, run="killed")
@@ -115,9 +121,9 @@ def test_the_same_command_goes_on_after_everything_was_killed(train: Train, reci
 
 
 def test_sigint_saves_and_the_same_command_goes_on(
-    train: Train, recipe: str, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    train: Train, undisturbed: Train, recipe: str, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    whole = train(code=noisy(recipe))
+    whole = undisturbed(code=noisy(recipe))
     gate = noisy(recipe).replace("    def train_data", """    def train_data""", 1)
     slow = gate.replace(
         "        return nn.functional.mse_loss(model(x).squeeze(1), y)\n    def train_data",
@@ -147,9 +153,9 @@ def test_sigint_saves_and_the_same_command_goes_on(
 
 @pytest.mark.parametrize("options", [(), ("--nproc", "2")])
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_effective_one(
-    train: Train, recipe: str, options: tuple[str, ...]
+    train: Train, undisturbed: Train, recipe: str, options: tuple[str, ...]
 ) -> None:
-    whole = train()
+    whole = undisturbed()
     hungry = recipe.replace(
         "        x, y = batch\n        return nn",
         """        x, y = batch
@@ -253,10 +259,10 @@ FULL = """        self.calls = getattr(self, "calls", 0) + 1
 
 @pytest.mark.parametrize("options", [(), ("--nproc", "2")])
 def test_on_a_full_disk_the_last_good_checkpoint_stays_and_the_run_goes_on_from_it(
-    train: Train, recipe: str, options: tuple[str, ...]
+    train: Train, undisturbed: Train, recipe: str, options: tuple[str, ...]
 ) -> None:
     """No file may grow any more from the tenth step on, which to a writer is a full disk."""
-    whole = train(*options, code=noisy(recipe))
+    whole = undisturbed(*options, code=noisy(recipe))
     loss = "        x, y = batch\n        return nn.functional.mse_loss(model(x).squeeze(1), y)\n    def train_data"
     full = noisy(recipe).replace(loss, FULL + loss)
     assert full != noisy(recipe)
@@ -280,15 +286,15 @@ def free_port() -> int:
 
 
 def test_two_nodes_meet_and_give_the_same_curve(
-    train: Train, recipe: str, start: Callable[..., subprocess.Popen[str]]
+    undisturbed: Train, recipe: str, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """The same command on each, with the folder shared; here both are this machine."""
-    alone = train()
+    alone = undisturbed()
     options = ("--nodes", "2", "--nproc", "1", "--rdzv", f"localhost:{free_port()}")
     nodes = [start(*options, code=recipe, run="nodes") for _ in range(2)]
     ended = [node.communicate(timeout=GUARD_S) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ended
-    report = json.loads((alone.run.parent / "nodes" / "proof.json").read_text())
+    report = json.loads((tmp_path / "nodes" / "proof.json").read_text())
     assert (report["strategy"], report["world_size"]) == ("ddp", 2)
     assert report["loss"] == pytest.approx(alone.report["loss"], rel=1e-4)
 
@@ -301,13 +307,15 @@ def test_auto_says_its_sums(train: Train) -> None:
 
 
 @pytest.mark.parametrize(("precision", "rel"), [("bf16-mixed", 0.05), ("16-mixed", 0.01)])
-def test_mixed_precision_follows_the_curve(train: Train, recipe: str, precision: str, rel: float) -> None:
+def test_mixed_precision_follows_the_curve(
+    train: Train, undisturbed: Train, recipe: str, precision: str, rel: float
+) -> None:
     """The gradient is unscaled before it is clipped: else it would be scaled away, and nothing would be learnt."""
     code = recipe.replace("return nn.functional.mse_loss(model(x).squeeze(1), y)\n    def train", SMALL_LOSS)
     code = code.replace("AdamW(model.parameters(), lr=1e-2)", "SGD(model.parameters(), lr=1.0)").replace(
         "= 1.0", "= 0.03"
     )
-    full = train(code=code)
+    full = undisturbed(code=code)
     assert full.losses[-1] < 0.8 * full.losses[0]
     mixed = train("--precision", precision, code=code, run="mixed")
     assert mixed.code == 0, mixed.err
@@ -359,8 +367,8 @@ def test_a_parameter_that_never_had_a_gradient_doesnt_keep_a_run_from_going_on(t
     assert other.losses == whole.losses
 
 
-def test_a_module_that_stays_in_float32_is_named_rightly(train: Train, recipe: str) -> None:
-    full = train()
+def test_a_module_that_stays_in_float32_is_named_rightly(train: Train, undisturbed: Train) -> None:
+    full = undisturbed()
     island = train("--precision", "bf16-mixed", "--fp32-module", "0", "--fp32-module", "3", run="islands")
     assert island.code == 0, island.err
     assert island.losses == pytest.approx(full.losses, rel=1e-2)

@@ -55,7 +55,7 @@ def test_a_run_with_every_kind_of_broken_candidate(ask: Ask, monkeypatch: pytest
         trial_timeout_s=8.0,
     )
     monkeypatch.setattr("torchproof.tune.search.BUILD_SHARE", 0.1)
-    monkeypatch.setattr("torchproof.tune.search.MEMORY_SHARE", 1.5 * GIB / psutil.virtual_memory().total)
+    monkeypatch.setattr("torchproof.tune.search.MEMORY_SHARE", 0.75 * GIB / psutil.virtual_memory().total)
     proof = tune(request)
     found = rows(proof)
     said = {name: reason for name, (_, reason) in found.items()}

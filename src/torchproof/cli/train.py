@@ -150,7 +150,6 @@ def command(
 
     from torchproof.target.recipe import open_recipe  # torch is imported here
     from torchproof.train.launch import InterruptedRunError, Nodes, default_processes, device_bytes, launch
-    from torchproof.train.memory import measured_steps
 
     opened = open_recipe(target)
     per_node = num_processes or default_processes()
@@ -170,6 +169,8 @@ def command(
     micro_batch_size = micro_batch_size or -(-opened.batch_size // world_size)
     chosen: Strategy = "single" if strategy == "auto" else strategy  # type: ignore[assignment] # checked by click
     if strategy == "auto" and world_size > 1:
+        from torchproof.train.memory import measured_steps
+
         choice = choose_strategy(
             measured_steps(opened, micro_batch_size, precision),
             device_bytes=device_bytes(per_node),

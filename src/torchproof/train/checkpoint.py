@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -21,10 +20,9 @@ from torch.optim import Optimizer
 
 from torchproof.errors import RefusedError
 from torchproof.target.usercode import first_line
+from torchproof.train.files import CHECKPOINTS, finished_checkpoints, last_checkpoint
 
 NUM_KEPT = 2
-FOLDER = "checkpoints"
-_NAME = re.compile(r"step-(\d{10})")
 
 
 @dataclass
@@ -68,11 +66,11 @@ class Checkpoints:
     @property
     def folder(self) -> Path:
         """Where they are."""
-        return self.run / FOLDER
+        return self.run / CHECKPOINTS
 
     def latest(self) -> Path | None:
         """The newest one that is whole; None where there is none."""
-        return newest(self.run)
+        return last_checkpoint(self.run)
 
     def save(self, state: State) -> None:
         """Takes the state now and writes it in the background; waits for the one before it.
@@ -106,7 +104,7 @@ class Checkpoints:
         except (Exception, CheckpointException) as exc:  # noqa: BLE001  the latter is a BaseException of its own
             if dist.get_rank() == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            last = newest(self.run)
+            last = last_checkpoint(self.run)
             raise RefusedError(
                 f"the checkpoint {self._saved} could not be written: {_cause(exc)}",
                 help=f"make room; the same command goes on from {last.name if last else 'the start'}",
@@ -115,7 +113,7 @@ class Checkpoints:
             shutil.rmtree(self._saved, ignore_errors=True)
             unfinished.rename(self._saved)
             _sync(self.folder)
-            for old in whole(self.run)[:-NUM_KEPT]:
+            for old in finished_checkpoints(self.run)[:-NUM_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
 
     def load(self, path: Path, state: State) -> None:
@@ -150,20 +148,6 @@ class Checkpoints:
         if wanted["scaler"]:
             state.scaler.load_state_dict(wanted["scaler"])
         state.step = wanted["step"]
-
-
-def whole(run: Path) -> list[Path]:
-    """Checkpoints that were finished, the oldest first."""
-    folder = run / FOLDER
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-
-
-def newest(run: Path) -> Path | None:
-    """The last one of ``whole``."""
-    found = whole(run)
-    return found[-1] if found else None
 
 
 def _difference(model: dict[str, Any], stored: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The files of a run's folder. All processes of a run read and write them; each is replaced as a whole."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +17,8 @@ REPORT = "proof.json"
 METRICS = "metrics.jsonl"
 ERROR = "error.json"
 WEIGHTS = "model.safetensors"
+CHECKPOINTS = "checkpoints"
+_CHECKPOINT = re.compile(r"step-(\d{10})")
 
 
 def write_request(run: Path, request: TrainRequest) -> None:
@@ -84,6 +87,20 @@ def write_report(run: Path, report: TrainReport) -> None:
 def read_report(run: Path) -> TrainReport:
     """What ``write_report`` wrote."""
     return decode((run / REPORT).read_bytes(), TrainReport, what=str(run / REPORT))
+
+
+def finished_checkpoints(run: Path) -> list[Path]:
+    """Those that are whole, the oldest first."""
+    folder = run / CHECKPOINTS
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name))
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """The newest of them; None where there is none."""
+    found = finished_checkpoints(run)
+    return found[-1] if found else None
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:

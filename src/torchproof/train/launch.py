@@ -15,7 +15,6 @@ from torchproof.errors import TorchproofError, TrialError, UsageError, UserCodeE
 from torchproof.machine.cores import num_cores
 from torchproof.machine.memory import usable_memory
 from torchproof.train import files
-from torchproof.train.checkpoint import newest
 from torchproof.types.training import TrainReport, TrainRequest
 
 MAX_RESTARTS = 3  # torchrun's own is 0; a run of weeks should survive a process
@@ -109,7 +108,7 @@ def finished(run: Path) -> TrainReport:
 
 def _check_same(run: Path, request: TrainRequest) -> None:
     """Raises UsageError where the folder holds a run that this one can't go on from."""
-    if newest(run) is None:
+    if files.last_checkpoint(run) is None:
         return
     before = files.read_request(run)
     for name in ("target", "batch_size", "seed"):

@@ -24,9 +24,10 @@ from torch.utils.data import Dataset, Subset
 from torchproof.errors import TargetError
 from torchproof.target.recipe import Recipe, open_recipe
 from torchproof.target.usercode import user_code
-from torchproof.train.checkpoint import FOLDER, Checkpoints
+from torchproof.train.checkpoint import Checkpoints
 from torchproof.train.compare import spread
 from torchproof.train.data import make_loader, open_data, seed_all, seeded
+from torchproof.train.files import CHECKPOINTS
 from torchproof.train.fingerprints import attributes, digest, parts, stored, tensors
 from torchproof.train.loop import Job, loss_of, train
 from torchproof.train.order import Share, derive_seed, epoch_order
@@ -217,7 +218,7 @@ class RehearsedRank:
 
     def load(self, num_steps: int) -> None:
         """Loads the checkpoint of that step."""
-        self.checkpoints.load(self.run / FOLDER / f"step-{num_steps:010}", self.job.state)
+        self.checkpoints.load(self.run / CHECKPOINTS / f"step-{num_steps:010}", self.job.state)
 
     def go_on(self, save_as: str) -> dict[str, Any]:
         """Takes one more step; rank 0 writes the parameters.
