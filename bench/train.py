@@ -29,6 +29,7 @@ import torchproof as tp
 from torchproof.machine.environment import read_environment
 from torchproof.measure.interleave import interleave
 from torchproof.render import units
+from torchproof.train.launch import rank_environment
 from torchproof.train.loop import Job, train
 from torchproof.types import Target
 from torchproof.types.training import Strategy, TrainRequest
@@ -36,6 +37,7 @@ from torchproof.types.training import Strategy, TrainRequest
 RESULT = Path(__file__).parent / "results" / "train.md"
 NUM_RANKS = 2
 NUM_STEPS = 20  # of a block, which is an epoch
+NUM_MEMORY_STEPS = 6
 BUDGET_S = 240.0
 MIB = 1 << 20
 
@@ -160,10 +162,10 @@ def overhead() -> dict[str, Any]:
 
 
 def memory(strategy: Strategy) -> dict[str, Any]:
-    """After three steps: bytes of the tensors that one rank holds, and what its process has grown by."""
+    """After some steps: bytes of the tensors that one rank holds, and what its process has grown by."""
     before = psutil.Process().memory_full_info().uss
     job = open_job(Large(), strategy)
-    job.last_step = 3
+    job.last_step = NUM_MEMORY_STEPS
     train(job, None, lambda line: None, lambda: False)
     grown = psutil.Process().memory_full_info().uss - before
     tensors: list[Tensor] = list(job.state.model.parameters())
@@ -189,7 +191,7 @@ def run(what: str, num_ranks: int) -> dict[str, Any]:
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks),
              "-m", "bench.train", "--worker", what, "--out", str(out)],
             check=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+            env={**os.environ, **rank_environment("fsdp" if what == "fsdp" else "ddp", num_threads=1)},
         )  # fmt: skip
         found: dict[str, Any] = json.loads(out.read_text())
         return found
@@ -217,7 +219,7 @@ Written by `python -m bench.train` on {time.strftime("%Y-%m-%d")}: {environment.
 {units.ratio(steps["ratio"], steps["low"], steps["high"])} |
 | weights, gradients and AdamW's state, single | {units.size(single["tensor_bytes"])} |
 | the same of one of {NUM_RANKS} ranks with FSDP | {units.size(sharded["tensor_bytes"])} |
-| growth of the process's own memory in three steps, single | {units.size(single["uss_bytes"])} |
+| growth of the process's own memory in {NUM_MEMORY_STEPS} steps, single | {units.size(single["uss_bytes"])} |
 | the same of one of {NUM_RANKS} ranks with FSDP | {units.size(sharded["uss_bytes"])} |
 """
     RESULT.write_text(text)

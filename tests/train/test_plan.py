@@ -68,7 +68,7 @@ def test_a_run_takes_what_the_plan_has(command: Command, plan: dict[str, Any], t
 def test_precisions_are_compared_within_a_margin_and_the_run_takes_the_chosen_one(
     command: Command, tmp_path: Path
 ) -> None:
-    done = command("tune", "recipe.py", "-o", "plan.json", "--budget", "60s", *MARGIN)
+    done = command("tune", "recipe.py", "-o", "plan.json", "--budget", "45s", *MARGIN)
     assert done.returncode == 0, done.stderr
     plan = read(tmp_path / "plan.json")
     precision = plan["precision"]

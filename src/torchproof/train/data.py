@@ -21,7 +21,7 @@ def seeded(seed: int) -> Iterator[None]:
     """Python's, numpy's and torch's random numbers start from this seed inside, and go on as before after it."""
     numpy = sys.modules.get("numpy")
     before = random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state()
-    seed_all(seed)  # CUDA's too: the loop seeds again after each batch
+    seed_all(seed)
     try:
         yield
     finally:
@@ -32,9 +32,14 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Python's, torch's and, where it is imported, numpy's global generators."""
+    """Python's, torch's and, where they are in use, numpy's and CUDA's global generators.
+
+    ``torch.manual_seed`` would format the stack each time, for a CUDA that may be initialized one day.
+    """
     random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
 
@@ -49,11 +54,11 @@ class _Shared(Dataset[Any]):
         return self.dataset[index]
 
     def __getitems__(self, share: Share) -> Sequence[Any]:
-        with seeded(share.seed):
-            if several := getattr(self.dataset, "__getitems__", None):
-                samples: Sequence[Any] = several(list(share.indices))
-                return samples
-            return [self.dataset[index] for index in share.indices]
+        seed_all(share.seed)  # and nothing goes on from where it was: the loop seeds again after each batch
+        if several := getattr(self.dataset, "__getitems__", None):
+            samples: Sequence[Any] = several(list(share.indices))
+            return samples
+        return [self.dataset[index] for index in share.indices]
 
 
 class Plan(Sampler[Share]):

@@ -64,12 +64,15 @@ def read_error(run: Path) -> dict[str, str]:
 
 
 def open_metrics(run: Path, step: int) -> BinaryIO:
-    """``metrics.jsonl`` to add to: what was said of later steps than this one will be said again, so it goes."""
+    """``metrics.jsonl`` to add to: what was said after this step will be said again, so it goes."""
     path = run / METRICS
     kept = []
     if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith(b"\n") and msgspec.json.decode(line)["step"] <= step]
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                said = msgspec.json.decode(line, type=StepLine)
+                if said.step < step or (said.step == step and said.metrics is None):
+                    kept.append(line)
     _replace(path, b"".join(kept))
     return path.open("ab")
 

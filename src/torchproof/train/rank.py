@@ -22,7 +22,7 @@ from torchproof.target.recipe import open_recipe
 from torchproof.target.usercode import first_line
 from torchproof.train import files
 from torchproof.train.checkpoint import Checkpoints
-from torchproof.train.loop import Job, LostRankError, train
+from torchproof.train.loop import Job, LostRankError, evaluation, train
 from torchproof.train.report import report
 from torchproof.types.training import StepLine, TrainRequest
 
@@ -50,6 +50,9 @@ def run_rank(run: Path, request: TrainRequest) -> int:
         if resumed := checkpoints.latest():
             checkpoints.load(resumed, job.state)
         with Speaker(job) as say:
+            step = job.state.step
+            if resumed and (step % job.steps_per_epoch == 0 or step == job.last_step):
+                say(evaluation(job))  # it may have been stopped before that
             if not train(job, checkpoints, say, _stopping()):
                 return STOPPED
         weights = get_model_state_dict(
@@ -139,6 +142,7 @@ def _device() -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
+    torch.cuda.init()  # type: ignore[no-untyped-call] # before anything is seeded
     return device
 
 

@@ -16,8 +16,7 @@ from torch.utils.data._utils import pin_memory as pinning
 from torchproof.errors import TorchproofError, UserCodeError
 from torchproof.target.usercode import first_line, user_code
 from torchproof.train.data import make_loader, to_device
-from torchproof.train.loop import Job
-from torchproof.train.loop import _step as take_step
+from torchproof.train.loop import Job, take_step
 from torchproof.train.order import Share
 from torchproof.tune.loading.clock import cost_of, process_cpu_s, repeated, typical
 from torchproof.tune.loading.memory import PAGE_BYTES, Nowhere, Objects, batch_bytes
@@ -129,7 +128,7 @@ class Probe:
         batches = itertools.repeat(batch)
         with user_code("collate()"):
             collate = repeated(lambda: self.job.recipe.collate(samples), budget_s=PART_S, least=3)
-        steps = repeated(lambda: take_step(self.job, step, batches), budget_s=PART_S, least=3)
+        steps = repeated(lambda: take_step(self.job, step, batches).item(), budget_s=PART_S, least=3)
         return ThreadCosts(num_threads=num_threads, loads=tuple(loads), collate=typical(collate), step=typical(steps))
 
     def _transfer(self, batch: Any) -> TransferCosts | None:

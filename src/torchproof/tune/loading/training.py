@@ -13,8 +13,7 @@ from torchproof.errors import TrialError, UserCodeError
 from torchproof.target.recipe import open_recipe
 from torchproof.target.usercode import user_code
 from torchproof.train.data import seeded
-from torchproof.train.loop import Job
-from torchproof.train.loop import _step as take_step
+from torchproof.train.loop import Job, take_step
 from torchproof.train.order import Share, epoch_order
 from torchproof.types import Target
 from torchproof.types.training import Loading, TrainRequest
@@ -131,7 +130,7 @@ class Training:
                 batches = iter(job.loader)
             for step in steps:
                 try:
-                    take_step(job, step, batches)
+                    take_step(job, step, batches).item()
                 except UserCodeError as exc:
                     if exc.doing.startswith("loading a batch"):
                         for share in step:
