@@ -410,7 +410,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, place: str) -> None:
     code = recipe(**{place: "if RANK == 1:\n    while True: pass"})
     (tmp_path / "recipe.py").write_text(code)
     with pytest.raises(RefusedError, match="rank 1 timed out while"):
-        rehearse(resolve(str(tmp_path / "recipe.py")), call_s=20)
+        rehearse(resolve(str(tmp_path / "recipe.py")), call_s=10)
 
 
 def test_an_error_of_one_rank_is_told_from_those_of_ranks_that_wait_for_it(tmp_path: Path) -> None:
