@@ -415,3 +415,13 @@ def test_a_run_goes_on_for_more_epochs(train: Train) -> None:
     whole = train("--epochs", "3")
     assert train(run="longer").code == 0
     assert train("--epochs", "3", run="longer").lines == whole.lines
+
+
+def test_a_scheduler_goes_as_far_as_the_epochs_that_are_asked_for(train: Train, recipe: str) -> None:
+    code = recipe.replace(
+        "CosineAnnealingLR(optimizer, 20)", "OneCycleLR(optimizer, 1e-2, total_steps=7 * self.num_epochs)"
+    )
+    assert code != recipe
+    done = train("--epochs", "3", code=code)
+    assert done.code == 0, done.err
+    assert done.lines[-2]["lr"] < 1e-4

@@ -23,13 +23,13 @@ class Recipe:
 
     Attributes:
         batch_size: samples of one optimizer step, those of all processes together.
-        num_epochs: how often all of ``train_data`` is seen.
+        num_epochs: how often all of ``train_data`` is seen; what ``--epochs`` says, where it is given.
         max_grad_norm: gradients are scaled down to this norm where it is larger; None leaves them.
         seed: of the weights, the order of the samples and everything else that is random.
     """
 
     batch_size: ClassVar[int] = 32
-    num_epochs: ClassVar[int] = 1
+    num_epochs: int = 1
     max_grad_norm: ClassVar[float | None] = None
     seed: ClassVar[int] = 0
 
