@@ -48,7 +48,8 @@ class Job:
     world_size: int
 
     def __post_init__(self) -> None:
-        self.recipe.num_epochs = self.request.num_epochs  # a scheduler may go by it
+        if self.recipe.num_epochs != self.request.num_epochs:
+            self.recipe.num_epochs = self.request.num_epochs  # a scheduler may go by it
         self.train_data, self.num_train = open_data(self.recipe, "train_data")
         self.eval_data, self.num_eval = open_data(self.recipe, "eval_data")
         seed_all(derive_seed("weights", self.request.seed))
