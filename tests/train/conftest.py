@@ -95,6 +95,7 @@ def start_training(folder: Path, options: Sequence[str], code: str, run: str) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 

@@ -156,6 +156,23 @@ def test_sigint_saves_and_the_same_command_goes_on(
     assert done.lines == whole.lines
 
 
+def test_sigint_before_the_first_step(recipe: str, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    reached = tmp_path / "reached"
+    head = "    def model(self):\n"
+    process = start(
+        code=recipe.replace(head, f"{head}        open({str(reached)!r}, 'w').close()\n        while True: pass\n")
+    )
+    end = time.monotonic() + GUARD_S
+    while not reached.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
+    _, err = process.communicate(timeout=GUARD_S)
+    assert process.returncode == 130, err
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize("options", [(), ("--nproc", "2")])
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_effective_one(
     train: Train, undisturbed: Train, recipe: str, options: tuple[str, ...]

@@ -1,6 +1,7 @@
 """What torchrun's agent starts for each rank: ``python -m torchproof.train.worker RUN``. Torch-free until it trains."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torchproof.train import files
 def main(run: Path) -> int:
     """The exit code of the rank. Any other than 0 ends all ranks, and the agent starts them again."""
     end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback, until the loop saves and stops
     request = files.read_request(run)
     if files.read_error(run):
         return 0  # another rank has found that it can't be done: not again
