@@ -245,6 +245,15 @@ def test_a_checkpoint_that_is_cut_off_is_named_and_the_one_before_it_still_does(
     assert train("--epochs", "3").losses[:14] == losses
 
 
+def test_checkpoints_without_what_the_run_was_are_left_alone(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints" / "step-0000000001").mkdir(parents=True)
+    done = train()
+    assert done.code == 2
+    assert "run.json can't be read" in " ".join(done.err.split())
+    assert "Traceback" not in done.err
+    assert not (done.run / "run.json").exists()
+
+
 def test_a_metric_that_is_nan_is_found_and_the_weights_are_there(train: Train, recipe: str) -> None:
     done = train(code=recipe.replace('return {"mse": ', 'return {"nan": float("nan"), "mse": '))
     assert done.code == 1

@@ -38,8 +38,19 @@ def write_request(run: Path, request: TrainRequest) -> None:
 
 
 def read_request(run: Path) -> TrainRequest:
-    """What ``write_request`` wrote."""
-    return decode((run / REQUEST).read_bytes(), TrainRequest, what=str(run / REQUEST))
+    """What ``write_request`` wrote.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    try:
+        data = (run / REQUEST).read_bytes()
+    except OSError as exc:
+        raise UsageError(
+            f"{run / REQUEST} can't be read: {(exc.strerror or str(exc)).lower()}",
+            help="name another folder with -o, or delete this one",
+        ) from None
+    return decode(data, TrainRequest, what=str(run / REQUEST))
 
 
 def halve_micro_batch(run: Path, request: TrainRequest) -> None:

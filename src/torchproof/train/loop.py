@@ -49,7 +49,8 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.recipe.num_epochs != self.request.num_epochs:
-            self.recipe.num_epochs = self.request.num_epochs  # a scheduler may go by it
+            with user_code("setting num_epochs"):
+                self.recipe.num_epochs = self.request.num_epochs  # a scheduler may go by it
         self.train_data, self.num_train = open_data(self.recipe, "train_data")
         self.eval_data, self.num_eval = open_data(self.recipe, "eval_data")
         seed_all(derive_seed("weights", self.request.seed))
@@ -136,9 +137,10 @@ def train(job: Job, checkpoints: Checkpoints | None, say: Callable[[StepLine], N
             lines.append(StepLine(step=state.step, epoch=epoch, lr=float(lr), scale=scale))
             if len(lines) < num_between and state.step < end:
                 continue
+            mine = torch.stack(losses).double().cpu()  # waits for an accelerator: seconds are those of its work
             now = time.monotonic()
             save = job.rank == 0 and now - saved >= request.save_every_s
-            told = _tell(job, losses, stop=stop(), save=save, seconds=now - began)
+            told = _tell(job, mine, stop=stop(), save=save, seconds=now - began)
             num_between = steps_between(told.step_s, num_between, request.save_every_s)
             for line, loss in zip(lines, told.losses, strict=True):
                 say(msgspec.structs.replace(line, loss=loss))
@@ -160,16 +162,16 @@ def train(job: Job, checkpoints: Checkpoints | None, say: Callable[[StepLine], N
     return True
 
 
-def _tell(job: Job, losses: list[Tensor], *, stop: bool, save: bool, seconds: float) -> Told:
+def _tell(job: Job, losses: Tensor, *, stop: bool, save: bool, seconds: float) -> Told:
     """One collective, in which all ranks take part after the same step.
 
     Args:
-        losses: of the steps since the last time, as ``take_step`` returns them.
+        losses: of the steps since the last time, as ``take_step`` returns them; (num_steps,).
         seconds: that they took.
     """
     # Whole microseconds add up to the same number in any order: each rank has to draw the same conclusion from it.
     facts = [float(stop), float(save), float(round(seconds * 1e6))]
-    told = torch.cat([torch.stack(losses).double().cpu(), torch.tensor(facts, dtype=torch.float64)])
+    told = torch.cat([losses, torch.tensor(facts, dtype=torch.float64)])
     with told_apart():
         dist.all_reduce(told)
     *sums, stops, saves, all_us = told.tolist()
@@ -301,7 +303,8 @@ def evaluate(job: Job) -> dict[str, float | None]:
     finally:
         model.train()
     values = torch.tensor([sums[name] for name in sorted(sums)], dtype=torch.float64)
-    dist.all_reduce(values)
+    with told_apart():
+        dist.all_reduce(values)
     scale = job.num_eval * job.world_size
     return {name: _finite(value / scale) for name, value in zip(sorted(sums), values.tolist(), strict=True)}
 
