@@ -18,6 +18,7 @@ from torchproof.machine.memory import usable_memory
 from torchproof.serve.app import INFER, PREDICT, App, Settings
 from torchproof.serve.dispatch import Dispatcher
 from torchproof.serve.metrics import Metrics
+from torchproof.serve.protocol import Protocol
 from torchproof.serve.supervisor import Supervisor
 from torchproof.serve.tracing import open_tracer
 from torchproof.serve.wanted import Wanted
@@ -98,7 +99,7 @@ def serve(
     app = App(dispatcher, supervisor, metrics, settings)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=Protocol,
         log_config=None,
         access_log=False,
         lifespan="off",
