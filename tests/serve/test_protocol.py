@@ -52,7 +52,6 @@ def asked(request: bytes, status: int, parts: list[bytes], *, fail: bool = False
         protocol.connection_made(wire)
         protocol.data_received(request)
         await asyncio.gather(*state.tasks)
-        protocol.connection_lost(None)
         return wire
 
     return asyncio.run(talk())

@@ -9,8 +9,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 class Protocol(HttpToolsProtocol):
     """Sends the head of an answer together with its body.
 
-    uvicorn writes them one after the other. Each write is a packet, as ``TCP_NODELAY`` is set, and wakes the client up:
-    that takes longer than to refuse a request, and of an answer's way it is a part that shows.
+    uvicorn writes them one after the other, and each write is a packet that wakes the client up, as ``TCP_NODELAY`` is
+    set.
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -34,11 +34,12 @@ class _Joined:
 
     def write(self, data: bytes) -> None:
         if self._head:
-            data, self._head = self._head + data, b""
+            head, self._head = self._head, b""
+            self._transport.writelines([head, data])  # one write, without a copy of the body
         elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and not data.startswith(b"HTTP/1.1 100 "):
             self._head = data
-            return
-        self._transport.write(data)
+        else:
+            self._transport.write(data)
 
     def flush(self) -> None:
         if self._head:
