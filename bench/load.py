@@ -91,25 +91,46 @@ async def open_loop(
     Returns:
         The samples in the order of their ends.
     """
-    rng = random.Random(seed)
-    dues = list(itertools.takewhile(lambda due: due < duration_s, _arrivals(rng, rps)))
+    dues = list(itertools.takewhile(lambda due: due < duration_s, _arrivals(random.Random(seed), rps)))
     samples: list[Sample] = []
     pool: list[_Connection] = []
-    tasks: list[asyncio.Task[None]] = []
+    connecting: set[asyncio.Task[None]] = set()
+    loop = asyncio.get_running_loop()
+    all_ended = loop.create_future()
     start = time.monotonic()
 
-    async def one(number: int) -> None:
-        index = number % len(requests)
-        due = start + dues[number]
-        answer = await _ask(pool, host, port, requests[index], timeout_s)
-        samples.append(Sample(dues[number], time.monotonic() - due, answer[0], index, answer[1], answer[2]))
+    def ended(number: int, answer: _Answer, connection: _Connection | None = None) -> None:
+        latency_s = time.monotonic() - start - dues[number]
+        samples.append(Sample(dues[number], latency_s, answer[0], number % len(requests), answer[1], answer[2]))
+        if connection is not None and not connection.closed:
+            pool.append(connection)
+        if len(samples) == len(dues) and not all_ended.done():
+            all_ended.set_result(None)
+
+    def send(number: int, connection: _Connection, deadline: float) -> None:
+        # No task: at thousands of requests a second that would take cores from the server.
+        connection.send(requests[number % len(requests)], deadline, lambda answer: ended(number, answer, connection))
+
+    async def connect(number: int, deadline: float) -> None:
+        connection, error = await _connect(host, port, deadline)
+        if connection is None:
+            ended(number, (0, b"", error))
+        else:
+            send(number, connection, deadline)
 
     with _Timer() as timer:
-        while len(tasks) < len(dues):
-            if (due := start + dues[len(tasks)]) > time.monotonic():
-                await timer.until(due)
-            tasks.append(asyncio.create_task(one(len(tasks))))
-    await asyncio.gather(*tasks)
+        for number, due in enumerate(dues):
+            if start + due > time.monotonic():
+                await timer.until(start + due)
+            deadline = loop.time() + timeout_s
+            if (connection := _idle(pool)) is not None:
+                send(number, connection, deadline)
+            else:
+                task = asyncio.create_task(connect(number, deadline))
+                connecting.add(task)
+                task.add_done_callback(connecting.discard)
+    if dues:
+        await all_ended
     _close(pool)
     return samples
 
@@ -123,35 +144,34 @@ class _Timer:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._loop = asyncio.get_running_loop()
+        self._rang: asyncio.Future[None] | None = None
 
     def __enter__(self) -> "_Timer":
         self._fd: int = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._loop.add_reader(self._fd, self._ring)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
     async def until(self, due: float) -> None:
         """Returns at ``due`` of ``time.monotonic()``."""
-        loop = asyncio.get_running_loop()
-        rang: asyncio.Future[None] = loop.create_future()
+        self._rang = self._loop.create_future()
         seconds, rest = divmod(due, 1.0)
         absolute = 1  # TFD_TIMER_ABSTIME
         setting = struct.pack("@qqqq", 0, 0, int(seconds), max(1, int(rest * 1e9)))
         if self._libc.timerfd_settime(self._fd, absolute, setting, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
-        loop.add_reader(self._fd, _ring, rang)
-        try:
-            await rang
-        finally:
-            loop.remove_reader(self._fd)
+        await self._rang
 
-
-def _ring(rang: asyncio.Future[None]) -> None:
-    if not rang.done():
-        rang.set_result(None)
+    def _ring(self) -> None:
+        os.read(self._fd, 8)  # or it goes on ringing
+        if self._rang is not None and not self._rang.done():
+            self._rang.set_result(None)
 
 
 _Answer = tuple[int, bytes, Error]
@@ -161,21 +181,41 @@ async def _ask(pool: "list[_Connection]", host: str, port: int, request: bytes, 
     """Over an idle connection of the pool, or a new one, which the pool gets if it can be used again."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    connection = None
-    while pool and (connection is None or connection.closed):
-        connection = pool.pop()  # the last that was used: the least likely to be closed by the server just now
-    if connection is None or connection.closed:
-        try:
-            async with asyncio.timeout_at(deadline):
-                connection = (await loop.create_connection(_Connection, host, port))[1]
-        except TimeoutError:
-            return 0, b"", "timeout"
-        except OSError:
-            return 0, b"", "connection"
-    answer = await connection.ask(request, deadline)
+    connection = _idle(pool)
+    if connection is None:
+        connection, error = await _connect(host, port, deadline)
+        if connection is None:
+            return 0, b"", error
+    answered: asyncio.Future[_Answer] = loop.create_future()
+
+    def done(answer: _Answer) -> None:
+        if not answered.done():  # whoever waited may be gone
+            answered.set_result(answer)
+
+    connection.send(request, deadline, done)
+    answer = await answered
     if not connection.closed:
         pool.append(connection)
     return answer
+
+
+def _idle(pool: "list[_Connection]") -> "_Connection | None":
+    """The last that was used: the least likely to be closed by the server just now."""
+    while pool:
+        connection = pool.pop()
+        if not connection.closed:
+            return connection
+    return None
+
+
+async def _connect(host: str, port: int, deadline: float) -> "tuple[_Connection | None, Error]":
+    try:
+        async with asyncio.timeout_at(deadline):
+            return (await asyncio.get_running_loop().create_connection(_Connection, host, port))[1], ""
+    except TimeoutError:
+        return None, "timeout"
+    except OSError:
+        return None, "connection"
 
 
 def _close(pool: "list[_Connection]") -> None:
@@ -189,18 +229,15 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.closed = False
         self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[_Answer] | None = None
+        self._done: Callable[[_Answer], None] | None = None
         self._buffer = bytearray()
         self._read_body: Callable[[bool], bytes | None] | None = None
 
-    async def ask(self, request: bytes, deadline: float) -> _Answer:
-        self._answer = self._loop.create_future()
-        timer = self._loop.call_at(deadline, self._end, 0, b"", "timeout")
+    def send(self, request: bytes, deadline: float, done: "Callable[[_Answer], None]") -> None:
+        """Calls ``done`` once, at the end of the answer, or at the deadline, of the loop's time."""
+        self._done = done
+        self._timer = self._loop.call_at(deadline, self._end, 0, b"", "timeout")
         self._transport.write(request)
-        try:
-            return await self._answer
-        finally:
-            timer.cancel()
 
     def close(self) -> None:
         self.closed = True
@@ -211,7 +248,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        if self._answer is None or self._answer.done():
+        if self._done is None:
             self.close()  # nobody asked
             return
         while self._read_body is None:
@@ -224,12 +261,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        if self._answer is None or self._answer.done():
-            return
-        if self._read_body is not None and exc is None:
+        if self._done is not None and self._read_body is not None and exc is None:
             self._advance(at_end=True)
-        if not self._answer.done():
-            self._end(0, b"", "connection")
+        self._end(0, b"", "connection")
 
     def _read_head(self, head: bytes) -> None:
         status_line, *lines = head.split(b"\r\n")
@@ -276,10 +310,12 @@ class _Connection(asyncio.Protocol):
         return bytes(self._buffer) if at_end else None
 
     def _end(self, status: int, body: bytes, error: Error) -> None:
-        if self._answer is None or self._answer.done():
+        if self._done is None:
             return
+        done, self._done = self._done, None
+        self._timer.cancel()
         keep = not error and self._keep and not self._buffer
         self._read_body = None
         if not keep and not self.closed:
             self.close()
-        self._answer.set_result((status, body, error))
+        done((status, body, error))

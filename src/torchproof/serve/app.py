@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -23,14 +23,16 @@ from torchproof.serve.tracing import Tracer
 from torchproof.serve.wire import Answer, Format, Job
 from torchproof.types.serving import Caps
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 PREDICT = "/predict"
 INFER = "/v2/models/{name}/infer"  # as the metrics name it
-# A client that was refused is read again after so long: one that asks at once again must not keep a core busy.
-REFUSED_PAUSE_S = 0.1
+REQUEST = "torchproof.request"  # where the scope has what was admitted before there was a task for it
 # From here on a request is slow enough to be logged, as a share of its deadline.
 SLOW_SHARE = 0.5
 
@@ -57,9 +59,37 @@ log = logging.getLogger("torchproof.serve")
 class _RefusedError(Exception):
     """A request that the model doesn't see."""
 
-    def __init__(self, outcome: Outcome, status: int, detail: str, retry_after_s: int = 0) -> None:
+    def __init__(self, outcome: Outcome, status: int, detail: str) -> None:
         super().__init__(detail)
-        self.outcome, self.status, self.detail, self.retry_after_s = outcome, status, detail, retry_after_s
+        self.ended = Ended(outcome, status, detail)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request to the model, as its head says; ``refused`` tells why it gets no place in the queue.
+
+    Attributes:
+        arrived, deadline: of ``time.monotonic()``.
+        held_bytes: reserved for the body, which is read where there is a place only.
+    """
+
+    route: str
+    arrived: float
+    headers: dict[bytes, bytes]
+    id: str
+    span: "Span | None"
+    refused: Ended | None = None
+    deadline: float = 0.0
+    format: Format = "json"
+    held_bytes: int = 0
+
+
+class Response(NamedTuple):
+    """What the client gets."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
 
 
 class App:
@@ -109,117 +139,119 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path = scope["path"]
-        if path == PREDICT:
-            await self._infer(scope, receive, send, PREDICT)
-        elif path in self._infer_paths:
-            await self._infer(scope, receive, send, INFER)
+        request = scope.pop(REQUEST, None) or self.admit(scope)
+        if request is not None:
+            await self._infer(request, receive, send)
         else:
             await self._pages(scope, receive, send)
 
-    async def _infer(self, scope: Scope, receive: Receive, send: Send, route: str) -> None:
-        start = time.monotonic()
+    def admit(self, scope: Scope) -> Request | None:
+        """Takes a place in the queue for a request, or refuses it; None where it isn't one to the model."""
+        path = scope["path"]
+        if path == PREDICT:
+            route = PREDICT
+        elif path in self._infer_paths:
+            route = INFER
+        else:
+            return None
         headers = dict(scope["headers"])
         id_sent = headers.get(b"x-request-id")
         request_id = logs.request_id(id_sent.decode("latin-1") if id_sent is not None else None)
-        span = self._tracer.start(route, scope["headers"], scope["path"]) if self._tracer else None
-        answer: Answer | None = None
-        outcome: Outcome
-        retry_after_s = 0
-        queued_s = 0.0
-        more: list[tuple[bytes, bytes]] = []
+        span = self._tracer.start(route, scope["headers"], path) if self._tracer else None
+        request = Request(route, time.monotonic(), headers, request_id, span)
         try:
-            result, queued_s = await self._answer(scope, receive, headers, route, start, request_id)
-            if isinstance(result, Answer):
-                answer = result
-                outcome, status = _outcome(answer.status), answer.status
-            else:
-                outcome, status, retry_after_s = result.outcome, result.status, result.retry_after_s
+            request.refused = self._reserve(request, scope)
         except _RefusedError as exc:
-            result = Ended(exc.outcome, exc.status, exc.detail, exc.retry_after_s)
-            outcome, status, retry_after_s = exc.outcome, exc.status, exc.retry_after_s
-            if status == HTTPStatus.METHOD_NOT_ALLOWED:
-                more.append((b"allow", b"POST"))
-            if status == HTTPStatus.UNAUTHORIZED:
-                more.append((b"www-authenticate", b"Bearer"))
-        if answer is not None and status < 400:
-            body, content_type = answer.body, answer.content_type.encode()
-            more += [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
-        else:
-            detail = answer.body.decode() if answer is not None else getattr(result, "detail", "")
-            body, content_type = _error(route, status, detail)
-        if retry_after_s:
-            more.append((b"retry-after", b"%d" % retry_after_s))
-        seconds = time.monotonic() - start
-        try:
-            if status != CLIENT_GONE:
-                headers_sent = [
-                    (b"content-type", content_type),
-                    (b"content-length", b"%d" % len(body)),
-                    (b"x-request-id", request_id.encode()),
-                    *more,
-                ]
-                await send({"type": "http.response.start", "status": status, "headers": headers_sent})
-                await send({"type": "http.response.body", "body": body})
-        finally:  # the client has its answer by now
-            self.metrics.answered(route, outcome, seconds)
-            if answer is not None:
-                self.metrics.ran(answer, queued_s)
-            if span is not None and self._tracer is not None:
-                self._tracer.end(span, outcome, answer, status)
-            logs.current_request.set(request_id)
-            logs.log_access(route, outcome, status, seconds, SLOW_SHARE * self.settings.deadline_s)
-        if retry_after_s:
-            _pause(receive)
+            request.refused = exc.ended
+        return request
 
-    async def _answer(
-        self,
-        scope: Scope,
-        receive: Receive,
-        headers: dict[bytes, bytes],
-        route: str,
-        start: float,
-        request_id: str,
-    ) -> tuple[Answer | Ended, float]:
-        """What the replica says, or why it was not asked in the end; and the seconds before it was.
+    def refuse(self, request: Request, refused: Ended) -> Response:
+        """The answer to a request that is refused, which ends here."""
+        self._count(request, refused)
+        return _response(request, refused)
+
+    def _reserve(self, request: Request, scope: Scope) -> Ended | None:
+        """Takes the place, and notes what was asked; what there is no room for has taken none.
 
         Raises:
-            _RefusedError: it is not asked at all.
+            _RefusedError: it would be refused whatever room there is.
         """
+        headers = request.headers
         if scope["method"] != "POST":
             raise _RefusedError("client_error", 405, f"{scope['path']} answers POST only")
         if self.keys is not None and not self.keys.allows(scope["headers"]):
             raise _RefusedError("client_error", 401, "send a key as Authorization: Bearer KEY or X-API-Key: KEY")
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise _RefusedError("client_error", 415, "send the body without a content encoding")
-        deadline = start + _deadline_s(headers.get(b"x-deadline"), self.settings.deadline_s)
+        left_s = _deadline_s(headers.get(b"x-deadline"), self.settings.deadline_s)
+        request.deadline = request.arrived + left_s
         caps = self.supervisor.facts.caps if self.supervisor.facts else None
         declared = headers.get(b"content-length", b"")
         num_bytes = int(declared) if declared.isdigit() else 0
         if caps is not None and num_bytes > caps.max_body_bytes:
             raise _too_large(num_bytes, caps)
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        format: Format = "v2" if route is INFER else FORMATS.get(content_type, "json")
-        if caps is not None and format in ("npy", "safetensors") and num_bytes > caps.max_item_bytes:
+        request.format = "v2" if request.route is INFER else FORMATS.get(content_type, "json")
+        if caps is not None and request.format in ("npy", "safetensors") and num_bytes > caps.max_item_bytes:
             raise _too_large(num_bytes, caps)
-        held_bytes = num_bytes if declared or caps is None else caps.max_body_bytes  # of a chunked body it isn't known
-        refusal = self.dispatcher.reserve(num_bytes, deadline - start, held_bytes)
-        if refusal is not None:
-            return refusal, 0.0
-        assert caps is not None  # nothing is accepted before there are any
+        # Of a chunked body it isn't known.
+        request.held_bytes = num_bytes if declared or caps is None else caps.max_body_bytes
+        return self.dispatcher.reserve(num_bytes, left_s, request.held_bytes)
+
+    async def _infer(self, request: Request, receive: Receive, send: Send) -> None:
+        result: Answer | Ended
+        queued_s = 0.0
+        try:
+            if request.refused is not None:
+                result = request.refused
+            else:
+                result, queued_s = await self._answer(request, receive)
+        except _RefusedError as exc:
+            result = exc.ended
+        response = _response(request, result)
+        try:
+            if response.status != CLIENT_GONE:
+                await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
+                await send({"type": "http.response.body", "body": response.body})
+        finally:  # the client has its answer by now
+            seconds = self._count(request, result, queued_s)
+            logs.current_request.set(request.id)
+            slow_s = SLOW_SHARE * self.settings.deadline_s
+            logs.log_access(request.route, _outcome(result), result.status, seconds, slow_s)
+
+    def _count(self, request: Request, result: Answer | Ended, queued_s: float = 0.0) -> float:
+        """Tells metrics and traces how it ended; the seconds that it took."""
+        seconds = time.monotonic() - request.arrived
+        outcome = _outcome(result)
+        self.metrics.answered(request.route, outcome, seconds)
+        answer = result if isinstance(result, Answer) else None
+        if answer is not None:
+            self.metrics.ran(answer, queued_s)
+        if request.span is not None and self._tracer is not None:
+            self._tracer.end(request.span, outcome, answer, result.status)
+        return seconds
+
+    async def _answer(self, request: Request, receive: Receive) -> tuple[Answer | Ended, float]:
+        """What the replica says, or why it was not asked in the end; and the seconds before it was.
+
+        Raises:
+            _RefusedError: it is not asked at all.
+        """
+        assert self.supervisor.facts is not None  # nothing is accepted before there are any
+        caps = self.supervisor.facts.caps
         reserved = True
         try:
-            body = await _read(receive, caps, deadline)
-            is_list = format == "json" and body[:64].lstrip().startswith(b"[")
-            if len(body) > caps.max_item_bytes and not is_list and format != "v2":
+            body = await _read(receive, caps, request.deadline)
+            is_list = request.format == "json" and body[:64].lstrip().startswith(b"[")
+            if len(body) > caps.max_item_bytes and not is_list and request.format != "v2":
                 raise _too_large(len(body), caps)
             job = Job(
                 id=next(self._ids),
-                format=format,
+                format=request.format,
                 body=body,
-                deadline=deadline,
-                header_length=_header_length(headers) if format == "v2" else 0,
-                request_id=request_id,
+                deadline=request.deadline,
+                header_length=_header_length(request.headers) if request.format == "v2" else 0,
+                request_id=request.id,
             )
             answered: asyncio.Future[tuple[Answer | Ended, float]] = asyncio.get_running_loop().create_future()
 
@@ -235,13 +267,13 @@ class App:
                 done=done,
                 # uvicorn's; asking receive() would take a task for each request.
                 gone=lambda: bool(getattr(connection, "disconnected", False)),
-                num_bytes=held_bytes,
+                num_bytes=request.held_bytes,
             )
             reserved = False
             self.dispatcher.submit(entry)
         finally:
             if reserved:
-                self.dispatcher.release(held_bytes)
+                self.dispatcher.release(request.held_bytes)
         return await answered
 
 
@@ -301,23 +333,41 @@ def _header_length(headers: dict[bytes, bytes]) -> int:
     return int(value)
 
 
-def _outcome(status: int) -> Outcome:
-    if status < 400:
+def _outcome(result: Answer | Ended) -> Outcome:
+    if isinstance(result, Ended):
+        return result.outcome
+    if result.status < 400:
         return "ok"
-    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+    if result.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return "too_large"
-    return "client_error" if status < 500 else "error"
+    return "client_error" if result.status < 500 else "error"
 
 
-def _error(route: str, status: int, detail: str) -> tuple[bytes, bytes]:
+def _response(request: Request, result: Answer | Ended) -> Response:
+    status = result.status
+    more: list[tuple[bytes, bytes]] = []
+    if isinstance(result, Answer) and status < 400:
+        body, content_type = result.body, result.content_type.encode()
+        more = [(name.lower().encode(), value.encode()) for name, value in result.headers.items()]
+    else:
+        body, content_type = _error(request.route, result)
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            more.append((b"allow", b"POST"))
+        elif status == HTTPStatus.UNAUTHORIZED:
+            more.append((b"www-authenticate", b"Bearer"))
+        elif isinstance(result, Ended) and result.retry_after_s:
+            more.append((b"retry-after", b"%d" % result.retry_after_s))
+    headers = [
+        (b"content-type", content_type),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request.id.encode()),
+        *more,
+    ]
+    return Response(status, headers, body)
+
+
+def _error(route: str, result: Answer | Ended) -> tuple[bytes, bytes]:
+    detail = result.body.decode() if isinstance(result, Answer) else result.detail
     if route is INFER:
         return msgspec.json.encode({"error": detail}), b"application/json"
-    return problem(status, detail), MEDIA_TYPE.encode()
-
-
-def _pause(receive: Receive) -> None:
-    """Stops reading from the connection for a while, where it is uvicorn's."""
-    flow = getattr(getattr(receive, "__self__", None), "flow", None)
-    if flow is not None:
-        flow.pause_reading()
-        asyncio.get_running_loop().call_later(REFUSED_PAUSE_S, flow.resume_reading)
+    return problem(result.status, detail), MEDIA_TYPE.encode()

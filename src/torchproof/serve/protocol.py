@@ -1,16 +1,24 @@
-"""uvicorn's HTTP protocol, with each answer in one write."""
+"""uvicorn's HTTP protocol, with each answer in one write, and refusals that cost next to nothing."""
 
 import asyncio
+import math
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from torchproof.serve.app import REQUEST, App, Request, Response, Scope
+
+# A client that was refused is read again after so long: one that asks at once again must not keep a core busy. Those
+# whose time has come in the same tick are read together: a wake-up costs more than a refusal.
+REFUSED_PAUSE_S = 0.1
+TICK_S = 0.01
 
 
 class Protocol(HttpToolsProtocol):
-    """Sends the head of an answer together with its body.
+    """Sends the head of an answer together with its body, and refuses a request before there is a task for it.
 
-    uvicorn writes them one after the other, and each write is a packet that wakes the client up, as ``TCP_NODELAY`` is
-    set.
+    uvicorn writes head and body one after the other, and each write is a packet that wakes the client up, as
+    ``TCP_NODELAY`` is set.
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -20,6 +28,34 @@ class Protocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._joined.flush()  # there is no body after HEAD, 204 and 304
         super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # One of several that came at once is left to its task: refused here, each would start the next one, in a
+        # recursion that has no limit.
+        own: Any = self.config.app if isinstance(self.config.app, App) and not self.pipeline else None
+        scope = cast(Scope, cycle.scope)
+        request: Request | None = own.admit(scope) if own is not None else None
+        if request is None:
+            super()._start_asgi_task(cycle, app)
+        elif request.refused is None or not request.refused.retry_after_s:
+            scope[REQUEST] = request
+            super()._start_asgi_task(cycle, own)
+        else:
+            self._answer(cycle, own.refuse(request, request.refused))
+            self.flow.pause_reading()
+            due = self.loop.time() + REFUSED_PAUSE_S
+            self.loop.call_at(math.ceil(due / TICK_S) * TICK_S, self.flow.resume_reading)
+
+    def _answer(self, cycle: RequestResponseCycle, response: Response) -> None:
+        status, headers, body = response
+        head = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        if not cycle.keep_alive:
+            head.append(b"connection: close\r\n")
+        self.transport.writelines([STATUS_LINE[status], *head, b"\r\n", body])
+        cycle.response_started = cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
 
 class _Joined:
