@@ -299,8 +299,10 @@ class Bench:
 
     def _overload(self, server: Running, turn: int) -> Overload:
         capacity = self._round("minilm32", server, turn, 0.0).throughput_rps  # just before: the machine's load drifts
-        duration_s = min(OVERLOAD_S, 2.5 * self.options.round_s)
+        duration_s = min(OVERLOAD_S, 4 * self.options.round_s)
+        own, start = _own_cpu_s(), time.monotonic()
         samples: list[Sample] = run(server.open(OVERLOAD * capacity, duration_s, turn))
+        client_cpu = (_own_cpu_s() - own) / (time.monotonic() - start)
         self.asked.check(samples, server.name)
         right = [s.latency_s for s in samples if s.status == 200 and s.latency_s <= server.deadline_s]
         answered = sum(s.status > 0 and s.latency_s <= server.deadline_s for s in samples)
@@ -315,6 +317,7 @@ class Bench:
             goodput=len(right) / max([duration_s, *(s.sent_s + s.latency_s for s in samples)]) / capacity,
             p99_s=quantile(right, 0.99) if right else math.inf,
             statuses=_statuses(samples),
+            client_cpu=client_cpu,
         )
         print(seen, file=sys.stderr)
         return seen

@@ -60,6 +60,7 @@ class Overload(Record):
     goodput: float
     p99_s: float
     statuses: dict[str, int]
+    client_cpu: float
 
 
 class Large(Record):
@@ -180,14 +181,16 @@ def _extremes(results: Results) -> list[str]:
             "## Overload",
             "",
             f"Arrivals at {OVERLOAD:.0f} times the capacity. `answered`: with any status within the deadline. "
-            "`goodput`: answers with status 200 a second over the capacity.",
+            "`goodput`: answers with status 200 a second over the capacity; `client`: the share of a core that the "
+            "load took, of those that served before.",
             "",
-            "| server | neighbour | capacity | requests | answered | goodput | p99 of the 200s | statuses |",
-            "|---|---|---|---|---|---|---|---|",
+            "| server | neighbour | capacity | requests | answered | goodput | p99 of the 200s | client | statuses |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
     for o in results.overloads:
         cells = [o.server, "yes" if o.neighbour else "no", units.rate(o.capacity_rps), f"{o.num_requests:,}"]
-        cells += [f"{o.answered:.2%}", f"{o.goodput:.0%}", units.seconds(o.p99_s), _counts(o.statuses)]
+        cells += [f"{o.answered:.2%}", f"{o.goodput:.0%}", units.seconds(o.p99_s), f"{o.client_cpu:.2f}"]
+        cells.append(_counts(o.statuses))
         lines.append(f"| {' | '.join(cells)} |")
     if results.larges:
         lines += [

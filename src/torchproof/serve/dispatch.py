@@ -22,8 +22,9 @@ MIN_SILENCE_S = 0.3
 STALLED_S = 2.0
 MAX_SILENCE_FACTOR = 20.0
 MAX_SILENCE_S = 30.0
-# Requests that a replica holds beside those in its forward, so that it can choose which to put together.
-WINDOW_BATCHES = 4
+# Forwards' worth of requests that a replica holds, so that it can choose which to put together: of eight it pads half
+# as much as of four.
+WINDOW_BATCHES = 8
 MIN_WINDOW = 2
 # Share of a deadline that the backlog may take up: the estimate is one, and the answer has to travel.
 DEADLINE_SHARE = 0.8
